@@ -1,0 +1,69 @@
+# The menu. On a bare Debian 12 the README's first line is: apt-get install -y git make
+SEEDS ?= 200
+SECONDS ?= 30
+PREFIX ?= /usr/local
+SAN_SEEDS ?= 20
+
+menu:
+	@echo 'make setup           install Debian packages and the Python environment .venv'
+	@echo 'make build           build into build/'
+	@echo 'make demo            run the main job: 8 daemons, 8 training ranks, two crashes, one table'
+	@echo 'make test            lint, unit tests, fuzz corpora, simulation, end-to-end and Python tests'
+	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool" for two'
+	@echo 'make san             unit tests, fuzz corpora and a short simulation under ASan and UBSan'
+	@echo 'make tsan            the same under TSan'
+	@echo 'make sim SEEDS=2000  simulate so many seeds; SEED=17 TRACE=1 replays one as a story'
+	@echo 'make fuzz            fuzz every decoder for SECONDS=30 each; TARGET=frame for one'
+	@echo 'make bench           build and run the benches; BENCH=hash for one'
+	@echo 'make lint            arrows, sizes, banned calls, format; DEEP=1 adds clang-tidy and cppcheck'
+	@echo 'make fmt             apply .clang-format'
+	@echo 'make install         install below PREFIX=/usr/local (DESTDIR is honoured)'
+	@echo 'make clean           remove what was built; .venv stays'
+
+setup:
+	@tools/setup
+
+build: setup
+	@tools/build build
+
+demo: build
+	.venv/bin/python demo/run.py
+
+test: build lint
+	@tools/test build --seeds $(SEEDS) --end-to-end
+
+unit:
+	@tools/unit "$(ROOM)"
+
+san: setup
+	@tools/build build-san -Db_sanitize=address,undefined
+	@tools/test build-san --seeds $(SAN_SEEDS)
+
+tsan: setup
+	@tools/build build-tsan -Db_sanitize=thread
+	@tools/test build-tsan --seeds $(SAN_SEEDS)
+
+sim: build
+	build/forebay-sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(TRACE),--trace)
+
+fuzz: setup
+	@tools/fuzz $(SECONDS) $(TARGET)
+
+bench: build
+	@tools/bench $(BENCH)
+
+lint: setup
+	@tools/lint
+	@$(if $(DEEP),tools/lint-deep)
+
+fmt:
+	@git ls-files -co --exclude-standard '*.c' '*.h' | xargs -r clang-format -i
+
+install: build
+	meson configure build --prefix $(PREFIX)
+	meson install -C build --quiet
+
+clean:
+	rm -rf build build-* demo-run python/forebay/_forebay.abi3.so
+
+.PHONY: menu setup build demo test unit san tsan sim fuzz bench lint fmt install clean
