@@ -16,7 +16,7 @@ menu:
 	@echo 'make fuzz            fuzz every decoder for SECONDS=30 each; TARGET=frame for one'
 	@echo 'make bench           build and run the benches; BENCH=hash for one'
 	@echo 'make lint            arrows, sizes, banned calls, format; DEEP=1 adds clang-tidy and cppcheck'
-	@echo 'make fmt             apply .clang-format'
+	@echo 'make fmt             apply .clang-format; DIR=src/wire to one folder'
 	@echo 'make install         install below PREFIX=/usr/local (DESTDIR is honoured)'
 	@echo 'make clean           remove what was built; .venv stays'
 
@@ -57,7 +57,7 @@ lint: setup
 	@$(if $(DEEP),tools/lint-deep)
 
 fmt:
-	@git ls-files -co --exclude-standard '*.c' '*.h' | xargs -r clang-format -i
+	@git ls-files -co --exclude-standard $(or $(DIR),.) | grep '\.[ch]$$' | xargs -r clang-format -i
 
 install: build
 	meson configure build --prefix $(PREFIX)

@@ -47,7 +47,8 @@ int main(int argc, char **argv)
 	int replayed = 0;
 
 	if (n < 0) {
-		fprintf(stderr, "usage: %s CORPUS-FOLDER, which must exist: %s\n", argv[0], argc > 1 ? argv[1] : "none given");
+		fprintf(stderr, "usage: %s CORPUS-FOLDER, which must exist: %s\n", argv[0],
+			argc > 1 ? argv[1] : "none given");
 		return 1;
 	}
 	for (int i = 0; i < n; i++) {
