@@ -9,7 +9,7 @@ menu:
 	@echo 'make build           build into build/'
 	@echo 'make demo            run the main job: 8 daemons, 8 training ranks, two crashes, one table'
 	@echo 'make test            lint, unit tests, fuzz corpora, simulation, end-to-end and Python tests'
-	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool" for two'
+	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool", SAN=1, TSAN=1'
 	@echo 'make san             unit tests, fuzz corpora and a short simulation under ASan and UBSan'
 	@echo 'make tsan            the same under TSan'
 	@echo 'make sim SEEDS=2000  simulate so many seeds; SEED=17 TRACE=1 replays one as a story'
@@ -33,7 +33,7 @@ test: build lint
 	@tools/test build --seeds $(SEEDS) --end-to-end
 
 unit:
-	@tools/unit "$(ROOM)"
+	@SAN=$(SAN) TSAN=$(TSAN) tools/unit "$(ROOM)"
 
 san: setup
 	@tools/build build-san -Db_sanitize=address,undefined
