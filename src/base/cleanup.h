@@ -16,7 +16,10 @@
 		_v;                   \
 	})
 
-/* Declares cleanup_<fn>(type *) as a guard for pointers that @fn frees; @fn accepts NULL. */
+/*
+ * Declares cleanup_<fn>() as a guard for pointers that @fn frees; @fn accepts NULL. CLEANUP_OF(struct x *, x_free);
+ * and then _cleanup_(cleanup_x_free) struct x *x = ...;
+ */
 #define CLEANUP_OF(type, fn)                     \
 	static inline void cleanup_##fn(type *p) \
 	{                                        \

@@ -1,0 +1,105 @@
+#include "base/log.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static char last[3000];
+static int lines;
+static enum log_level last_level;
+
+static void keep(void *arg, enum log_level level, const char *line)
+{
+	assert_ptr_equal(arg, &lines);
+	snprintf(last, sizeof(last), "%s", line);
+	last_level = level;
+	lines++;
+}
+
+static int set_up(void **state)
+{
+	lines = 0;
+	log_setup(LOG_INFO, keep, &lines);
+	return 0;
+}
+
+static void a_line_is_the_event_and_its_values(void **state)
+{
+	logm(LOG_INFO, "save.durable", "save=%s version=%d", "a1", 7);
+	assert_string_equal(last, "save.durable save=a1 version=7");
+	assert_int_equal(last_level, LOG_INFO);
+	assert_int_equal(lines, 1);
+}
+
+static void an_event_without_values_ends_in_no_blank(void **state)
+{
+	logm(LOG_WARN, "loop.late", "%s", "");
+	assert_string_equal(last, "loop.late");
+}
+
+static void lines_below_the_level_are_not_made(void **state)
+{
+	logm(LOG_DEBUG, "x", "y=%d", 1);
+	assert_int_equal(lines, 0);
+	logm(LOG_ERROR, "x", "y=%d", 1);
+	assert_int_equal(lines, 1);
+}
+
+static void control_characters_cannot_forge_a_line(void **state)
+{
+	logm(LOG_INFO, "peer.name", "name=%s", "a\nb\tc\x1b[1m\x7f\u00fc");
+	assert_string_equal(last, "peer.name name=a?b?c?[1m?\u00fc");
+}
+
+static void a_long_line_is_cut_and_says_so(void **state)
+{
+	char value[3000];
+
+	memset(value, 'x', sizeof(value) - 1);
+	value[sizeof(value) - 1] = 0;
+	logm(LOG_INFO, "e", "v=%s", value);
+	assert_true(strlen(last) > 500 && strlen(last) < 2900);
+	assert_string_equal(last + strlen(last) - 4, "x...");
+
+	logm(LOG_INFO, value, "v=%d", 1);
+	assert_string_equal(last + strlen(last) - 4, "x...");
+}
+
+static void without_a_sink_a_line_goes_to_standard_error_with_its_time(void **state)
+{
+	char text[256] = "";
+	FILE *file = tmpfile();
+	int saved = dup(STDERR_FILENO);
+
+	assert_non_null(file);
+	assert_true(saved >= 0);
+	log_setup(LOG_INFO, NULL, NULL);
+	assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
+	logm(LOG_WARN, "disk.full", "path=%s", "/x");
+	assert_true(dup2(saved, STDERR_FILENO) >= 0);
+	close(saved);
+
+	rewind(file);
+	assert_non_null(fgets(text, sizeof(text), file));
+	assert_int_equal(fgetc(file), EOF);
+	fclose(file);
+	assert_int_equal(strlen("2026-01-02T03:04:05.678Z"), strcspn(text, " "));
+	assert_string_equal(strchr(text, ' '), " warn disk.full path=/x\n");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(a_line_is_the_event_and_its_values, set_up),
+		cmocka_unit_test_setup(an_event_without_values_ends_in_no_blank, set_up),
+		cmocka_unit_test_setup(lines_below_the_level_are_not_made, set_up),
+		cmocka_unit_test_setup(control_characters_cannot_forge_a_line, set_up),
+		cmocka_unit_test_setup(a_long_line_is_cut_and_says_so, set_up),
+		cmocka_unit_test_setup(without_a_sink_a_line_goes_to_standard_error_with_its_time, set_up),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
