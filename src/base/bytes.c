@@ -271,6 +271,6 @@ int hex_decode(void *out, size_t len, const char *hex)
 		if (hex_value(hex[i]) < 0)
 			return -EINVAL;
 	for (size_t i = 0; i < len; i++)
-		b[i] = (uint8_t)(hex_value(hex[2 * i]) << 4 | hex_value(hex[2 * i + 1]));
+		b[i] = (uint8_t)(hex_value(hex[2 * i]) * 16 + hex_value(hex[2 * i + 1]));
 	return 0;
 }
