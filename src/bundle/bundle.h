@@ -1,0 +1,135 @@
+/*
+ * bundle/bundle.h: names under which immutable versions are published, and the protocol that makes a version exist.
+ *
+ * Authority is the backend alone; the meta engine holds leases, open slots and an index that can be rebuilt. Keys (tenant and bundle
+ * encoded, docs/formats.md), below t/<tenant>/b/<bundle>/:
+ *	v/<n>/slot		the right to publish n: save id, epoch, parent	put-if-absent
+ *	v/<n>/root		makes the version exist, or a tombstone		put-if-absent: THE commit point
+ *	v/<n>/<save>-items-<k>, v/<n>/<save>-blocks-<k>				segments
+ *	p/<save>-<node>-<k>							packs
+ *	l/<label>/<k>		a label's k-th move				put-if-absent; the highest k wins
+ * and beside the tenants: g/<n>, the cluster's generations.
+ *
+ * Publication, in this order, each step durable before the next: slot, packs, segments, root, index. A root present means
+ * published. Every function waits in its fiber, has a deadline and may be called by any daemon.
+ */
+#pragma once
+
+#include "backend/backend.h"
+#include "bundle/version.h"
+#include "cluster/cluster.h"
+#include "store/store.h"
+
+#define BUNDLE_NAME_MAX 200 /* bytes, encoded ('/' as %2F) */
+#define LABEL_NAME_MAX	100 /* bytes; a label is not a decimal number, nor "latest", nor "staged" */
+
+struct bundles;
+
+int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend, struct bundles **ret);
+void bundles_free(struct bundles *bundles); /* accepts NULL */
+
+/* 0, or -EINVAL naming what is wrong: empty parts, "..", ".", control characters, invalid UTF-8, too long. */
+int bundle_name_check(struct view name, struct error *e);
+int label_name_check(struct view name, struct error *e);
+
+/* ---- writing ---- */
+
+/* What proves that the writer still is its group's coordinator: the lease's key and the exact record under it; empty: ungrouped. */
+struct fence {
+	struct view key, record;
+	uint64_t epoch;
+};
+
+struct slot {
+	char *tenant, *bundle;
+	uint64_t number, save_id, epoch, parent;
+};
+void slot_fini(struct slot *slot); /* frees memory only; accepts zeroed */
+
+/* Opens the next free number: put-if-absent in the backend, then one meta transaction under @fence. -ERR_ESTALEEPOCH. */
+int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
+	      const struct fence *fence, uint64_t deadline_ns, struct slot *ret, struct error *e);
+/* Tombstone under the root's key. 0 also when it is burned already; -EEXIST: the root is there, the version is published. */
+int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadline_ns, struct error *e);
+
+/*
+ * Writes segments, root and index entry for @version (its packs are durable already). 0: published and indexed;
+ * -ERR_EUNINDEXED: published, the index entry is missing (it is mended by the next open, label or list of the bundle);
+ * -ERR_ESTALEEPOCH: somebody else settled the slot (burned it). Time-outs and collisions are settled by reading the root.
+ */
+int slot_publish(struct bundles *bundles, const struct slot *slot, struct version *version, const struct fence *fence,
+		 uint64_t deadline_ns, struct error *e);
+
+/* A pack on its way: blocks pinned by the caller until this returns. Written whole by this node, durable on return. */
+struct pack_put {
+	struct block *block;
+	uint64_t offset; /* from pack_layout() */
+};
+/* Pure: offsets of blocks in a pack (4 KiB steps for 64 KiB and more, then 64-byte steps), and where its index begins. */
+void pack_layout(const uint32_t *bytes, size_t n, uint64_t *ret_offsets, uint64_t *ret_index_offset);
+uint64_t pack_size(uint64_t index_offset, size_t n);
+/* "t/.../p/<save>-<node>-<k>" into @ret. */
+int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, unsigned k, char ret[BACKEND_KEY_MAX + 1]);
+int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n, uint64_t deadline_ns,
+	       struct error *e);
+
+/* ---- reading ---- */
+
+/*
+ * Opens a version: @spec is a decimal number, a label or "latest" (the highest published). Reads root and segments, all checked.
+ * The result is shared and counted: version_put() gives it back. -ENOENT naming what is missing; -ERR_EDELETED; -ERR_EDAMAGED
+ * naming the object.
+ */
+int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle, struct view spec, uint64_t deadline_ns,
+		struct version **ret, struct error *e);
+
+/* ---- names ---- */
+struct bundle_entry {
+	char *name;
+	uint64_t n_versions, latest;
+};
+struct version_entry {
+	uint64_t number, step, n_items, bytes, stored_bytes, save_id;
+	struct buf attributes; /* elem_attribute list bytes */
+	uint32_t n_attributes;
+};
+struct label_entry {
+	char *label;
+	uint64_t number;
+};
+/* Pages in byte order of names / order of numbers; *ret_more: there are more. The caller frees with the *_entries_free. */
+int bundle_list(struct bundles *bundles, struct view tenant, struct view prefix, struct view after, uint32_t limit,
+		uint64_t deadline_ns, struct bundle_entry **ret, size_t *ret_n, bool *ret_more, struct error *e);
+int version_list(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t after, uint32_t limit,
+		 uint64_t deadline_ns, struct version_entry **ret, size_t *ret_n, bool *ret_more, struct error *e);
+int label_list(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t deadline_ns, struct label_entry **ret,
+	       size_t *ret_n, struct error *e);
+void bundle_entries_free(struct bundle_entry *entries, size_t n);
+void version_entries_free(struct version_entry *entries, size_t n);
+void label_entries_free(struct label_entry *entries, size_t n);
+
+/* @expect: the label's number now, 0 none, UINT64_MAX whatever. @number 0 removes it. -EAGAIN: it was another (named). */
+int label_set(struct bundles *bundles, struct view tenant, struct view bundle, struct view label, uint64_t expect,
+	      uint64_t number, uint64_t deadline_ns, struct error *e);
+/* -EBUSY naming the label that holds it. Repeatable; then the packs are deleted (those of this version alone, none is shared). */
+int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number, uint64_t deadline_ns,
+		   struct error *e);
+
+/*
+ * Reads everything of the version from the backend and compares: root, segments, packs with their heads, paddings, indexes and
+ * every block. @report is called for each damage: the object's key, the item's name (empty: not known), the block's number
+ * (UINT64_MAX: not known), and words. 0 even when damage was found; negative: it could not run.
+ */
+int bundle_verify(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number, uint64_t deadline_ns,
+		  int (*report)(void *arg, const char *object, struct view item, uint64_t block, const char *words), void *arg,
+		  uint64_t *ret_blocks, uint64_t *ret_bytes, struct error *e);
+
+/*
+ * Builds the index anew from the backend alone: raises the generation, burns slots without a root, indexes every root, takes the
+ * highest move of each label. Repeatable at any point.
+ */
+struct rebuild_counts {
+	uint64_t bundles, versions, labels;
+	uint32_t generation;
+};
+int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e);

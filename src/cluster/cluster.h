@@ -1,0 +1,133 @@
+/*
+ * cluster/cluster.h: who is there, and calls between daemons.
+ *
+ * Members are records in the meta engine (`n/<name>`: address, failure domain, incarnation); each daemon writes its own when it
+ * joins, with an incarnation one higher than before, and reads the others'. To each peer that it calls a daemon keeps one control and
+ * one bulk connection of its own; it serves calls on those that peers made to it. A peer that has sent nothing for
+ * PEER_SILENT_MS (it is pinged each PEER_PING_MS) is down: its calls end with -EHOSTDOWN, whoever asked to be told is told.
+ * A call fails in at most PEER_SILENT_MS plus a second, or at its deadline; calls are never repeated here.
+ *
+ * The caller's own node is a peer like any other: calls to it take the same path without the network.
+ *
+ * Fencing: frames carry the cluster's generation; a lower one is answered -ERR_ESTALEEPOCH. Group epochs are checked by group/.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "backend/backend.h"
+#include "env/env.h"
+#include "env/fiber.h"
+#include "meta/meta.h"
+#include "net/net.h"
+#include "pool/pool.h"
+#include "wire/message.h"
+
+#define PEER_PING_MS	1000
+#define PEER_SILENT_MS	4000
+#define CALL_BODY_MAX	(64u << 20) /* bytes of a call or an answer, sent in frames of at most FRAME_BODY_MAX */
+#define NODE_NAME_MAX	63	    /* bytes, [A-Za-z0-9._-] */
+#define CLUSTER_NODES_MAX 4096
+
+struct cluster;
+
+struct cluster_options {
+	const char *node, *domain; /* domain NULL: the node's name */
+	const char *listen;	   /* "tcp:HOST:PORT"; port 0 picks one */
+	const char *cluster_id;
+	struct meta *meta;	       /* the embedded engine, which this node then serves to its peers; or NULL and: */
+	const char *meta_address;      /* of the daemon that serves it */
+	struct backend *backend;       /* for the generation's put-if-absent */
+	struct pool *pool;
+	uint64_t store_rate; /* bytes per s of this node's way to the store, as configured; 0: unknown (equal for all) */
+};
+
+int cluster_new(struct env *env, const struct cluster_options *options, struct cluster **ret, struct error *e); /* listens */
+/* Joins: reads or makes the generation, writes the own record, starts the heartbeats. Waits. -ERR_EREBUILD when the engine is
+ * empty or of an older generation than the store. */
+int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
+void cluster_stop(struct cluster *cluster); /* waits: no more calls in or out */
+void cluster_free(struct cluster *cluster);
+
+struct meta *cluster_meta(struct cluster *cluster); /* embedded or remote */
+const char *cluster_node(const struct cluster *cluster);
+const char *cluster_address(const struct cluster *cluster);
+const char *cluster_id(const struct cluster *cluster);
+uint32_t cluster_generation(const struct cluster *cluster);
+uint64_t cluster_incarnation(const struct cluster *cluster); /* of this node */
+/* A rebuild raised the generation (bundle/): takes the new one over and tells the peers with their next frames. */
+void cluster_set_generation(struct cluster *cluster, uint32_t generation);
+
+/* ---- members ---- */
+struct node_info {
+	char name[NODE_NAME_MAX + 1], domain[NODE_NAME_MAX + 1];
+	char address[128];
+	uint64_t incarnation, store_rate;
+	bool up; /* heard within PEER_SILENT_MS, or never tried */
+};
+/* Waits (reads the engine). Sorted by name. -ENOENT when @name is unknown. */
+int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct node_info *ret, struct error *e);
+int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n, struct error *e);
+
+/* Told once, on the loop, when a peer is noticed to be down or to be another incarnation. */
+struct peer_watch {
+	struct list link;
+	void (*down)(struct peer_watch *watch, const char *node);
+};
+void cluster_watch(struct cluster *cluster, struct peer_watch *watch);
+void cluster_unwatch(struct peer_watch *watch);
+
+/* ---- calls ---- */
+/*
+ * Calls @node: sends @body, waits for the answer, appends it to @ret_answer (may be NULL when there is none). 0; the other side's
+ * failure (negative, with its words); -ETIMEDOUT, -EHOSTDOWN, -ECANCELED, -E2BIG. When it returns nothing of it is under way
+ * here; whether the other side did it is unknown after -ETIMEDOUT and -EHOSTDOWN.
+ */
+int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
+		 struct buf *ret_answer, struct error *e);
+
+/*
+ * Serving: @serve runs in a fiber of its own for each call and may wait. @from is the caller's node; @body is valid until it
+ * returns. It appends its answer to @answer and returns 0, or fails with a negative code and words.
+ */
+typedef int (*cluster_serve_fn)(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+				struct error *e);
+void cluster_serve(struct cluster *cluster, enum msg_type type, cluster_serve_fn serve, void *arg);
+
+/* ---- bulk ---- */
+/*
+ * Fetches the block @digest of @bytes bytes from @node into @span: the holder pins it and sends it (FETCH, served by cluster
+ * from the function given to cluster_serve_blocks). Waits; when it returns the span is not touched any more. Checks CRC and length,
+ * not the digest. @wait_ms: how long the holder may wait for a block that is on its way to it. -ENOENT: it has not got it.
+ */
+int cluster_fetch(struct cluster *cluster, const char *node, const struct digest *digest, uint32_t bytes, uint32_t wait_ms,
+		  uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e);
+/* Finds a block for a peer, pinned, or fails (-ENOENT); may wait up to @wait_ms for one under way. Given by store/. */
+void cluster_serve_blocks(struct cluster *cluster,
+			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret), void *arg);
+
+/* ---- convenience for everyone above: requests to backend and meta as waiting calls ---- */
+/* Submits and waits; @req stays the caller's when it returns 0, an outcome or an error. At the deadline (-ETIMEDOUT) or on
+ * cancellation the request is left to finish alone and is then freed: @preq is NULL afterwards. Buffers and pins that the
+ * request uses must be attached to it by backend_req_attach (freed with it). */
+struct backend_call {
+	struct backend_req req;
+	void (*release)(void *held); /* called once when the request is over and the call is freed */
+	void *held;
+	struct await done;
+	bool abandoned;
+};
+struct backend_call *backend_call_new(enum backend_op op, const char *key); /* NULL: no memory */
+void backend_call_free(struct backend_call *call);			    /* accepts NULL; not while under way */
+int backend_call_run(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e);
+/* As backend_call_run, for meta: runs @*preq. */
+int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_ns, struct error *e);
+/* Small objects and values, whole. */
+int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns, struct error *e);
+int backend_write(struct backend *backend, const char *key, struct view bytes, bool if_absent, uint64_t deadline_ns,
+		  struct error *e); /* 0, BACKEND_EXISTS, error */
+int meta_get(struct meta *meta, struct view key, struct buf *ret, uint64_t deadline_ns, struct error *e);

@@ -1,0 +1,116 @@
+/*
+ * meta/meta.h: a small transactional key-value store for leases, epochs, slots and the index over the backend.
+ *
+ * Drivers: lmdb (embedded in the first daemon), remote (the same, reached through a peer), the simulator's model; later
+ * postgres. One conformance suite (meta_suite.c) runs over each. Keys and values are bytes: keys of 1..META_KEY_MAX bytes,
+ * values up to META_VALUE_MAX. What finished with 0 is durable and seen by every later request anywhere.
+ *
+ * A request carries its arguments encoded in `in` and its answer in `out`, so that `remote` ships both as they are and a
+ * driver's worker parses them (strictly: they may come from a peer). It finishes exactly once, later, on the loop's thread.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "env/env.h"
+
+#define META_KEY_MAX	400		/* bytes; LMDB allows 511 */
+#define META_VALUE_MAX	65536		/* bytes */
+#define META_REQ_MAX	(1u << 20) - 256 /* bytes of `in` or `out`: fits a frame */
+#define META_RANGE_MAX	4096		/* entries in one answer */
+
+enum meta_op {
+	META_GET,     /* in: key. out: value. -ENOENT */
+	META_RANGE,   /* in: prefix, after, limit. out: (key, value)...; fewer than limit: the end, or META_MORE when the answer
+			 was cut at META_REQ_MAX */
+	META_TXN,     /* in: any number of expect, put, delete. All or nothing; META_CONFLICT when an expectation does not hold
+			 (out: index of the first such, u32) */
+	META_LEASE,   /* in: key, holder (u64, not 0), ttl_ms. out: holder u64, epoch u64. 0: @holder has it now and for ttl_ms
+			 (a renewal keeps the epoch, a new grant raises it by one); META_HELD: somebody else has it */
+	META_RELEASE, /* in: key, holder. Ends the lease if @holder has it; 0 either way. The epoch stays */
+};
+
+/* Outcomes beside 0 and negative errno. */
+enum { META_CONFLICT = 1, META_HELD = 2, META_MORE = 3 };
+
+/*
+ * Leases: record {holder, epoch} is durable under the lease's key (readable by GET as meta_lease_record), expiry lives in
+ * the engine's memory: the granter waits 1.1 x ttl; after a restart every recorded holder counts as holding for one
+ * META_LEASE_MAX_MS, so nobody else is granted before that (its own renewal is). A TXN may expect a lease record, which
+ * fences out an overtaken holder.
+ */
+#define META_LEASE_MAX_MS 10000
+struct meta_lease_record {
+	uint8_t holder_le[8], epoch_le[8];
+};
+
+struct meta_req {
+	struct job job; /* the driver's */
+	struct list link;
+	struct meta *meta;
+	enum meta_op op;
+	struct buf in, out;
+	int result;
+	struct error error;
+	void (*finish)(struct meta_req *req);
+};
+
+struct meta_driver {
+	const char *name;
+	void (*submit)(struct meta *meta, struct meta_req *req); /* never calls finish from within */
+	void (*free)(struct meta *meta);
+};
+
+struct meta {
+	uint32_t magic; /* META_MAGIC */
+	const struct meta_driver *driver;
+	struct env *env;
+};
+#define META_MAGIC 0x4154454d
+
+void meta_submit(struct meta *meta, struct meta_req *req);
+void meta_free(struct meta *meta); /* accepts NULL */
+struct meta_req *meta_req_new(enum meta_op op); /* NULL: no memory */
+void meta_req_free(struct meta_req *req);
+
+/* Encoding of `in`; each returns 0, -ENOMEM or -EINVAL (sizes). Values of view {NULL, 0} in expect mean "absent". */
+int meta_put_get(struct meta_req *req, struct view key);
+int meta_put_range(struct meta_req *req, struct view prefix, struct view after, uint32_t limit);
+int meta_txn_expect(struct meta_req *req, struct view key, struct view value);
+int meta_txn_put(struct meta_req *req, struct view key, struct view value);
+int meta_txn_delete(struct meta_req *req, struct view key);
+int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder, uint32_t ttl_ms); /* also for RELEASE (ttl 0) */
+
+/* Decoding: of `out` for callers, of `in` for drivers. Strict; -EPROTO on malformed bytes. */
+int meta_out_entry(struct view *rest, struct view *ret_key, struct view *ret_value); /* META_RANGE; 0, or 1 at the end */
+int meta_out_lease(struct view out, uint64_t *ret_holder, uint64_t *ret_epoch);
+enum meta_step_kind { META_EXPECT_ABSENT = 1, META_EXPECT_VALUE, META_PUT, META_DELETE };
+struct meta_step {
+	enum meta_step_kind kind;
+	struct view key, value;
+};
+int meta_in_step(struct view *rest, struct meta_step *ret); /* META_TXN; 0, or 1 at the end */
+int meta_in_range(struct view in, struct view *ret_prefix, struct view *ret_after, uint32_t *ret_limit);
+int meta_in_lease(struct view in, struct view *ret_key, uint64_t *ret_holder, uint32_t *ret_ttl_ms);
+
+/*
+ * LMDB below @path. One batching writer: transactions that arrive while a commit is under way share the next one. Values
+ * carry a CRC32C, so a flipped byte is -ERR_EDAMAGED, never a wrong answer.
+ */
+int meta_lmdb_open(struct env *env, const char *path, struct meta **ret, struct error *e);
+
+/*
+ * A meta engine reached by calling @call: ships op, in; answers result, out. Used with cluster's peer calls; written
+ * against this call-back so that meta does not know the cluster.
+ */
+struct meta_remote_call {
+	/* Sends the request somewhere; calls meta_remote_answer() exactly once, later. */
+	void (*send)(void *arg, struct meta_req *req);
+	void *arg;
+};
+int meta_remote_new(struct env *env, const struct meta_remote_call *call, struct meta **ret);
+void meta_remote_answer(struct meta_req *req, int result, struct view out);

@@ -1,0 +1,44 @@
+/*
+ * store/store.h: digest -> bytes, pinned. Finds a block in the pool, at a peer or in the backend, and verifies it on the way.
+ *
+ * Its one verb is lookup-and-pin. Requests for a block that is already on its way share that transfer. Whatever comes from
+ * a peer or the backend is checked against its digest before anybody sees it: a doubtful block is tried at the next source, and
+ * is -ERR_EDAMAGED when none is left. Waits in fibers, always with a deadline.
+ */
+#pragma once
+
+#include "cluster/cluster.h"
+#include "pool/pool.h"
+
+struct store;
+
+int store_new(struct env *env, struct pool *pool, struct cluster *cluster, struct backend *backend, struct store **ret);
+void store_free(struct store *store); /* accepts NULL; nobody waits in it any more */
+struct pool *store_pool(struct store *store);
+struct backend *store_backend(struct store *store);
+
+/* Where a block is: its identity, and its place in the backend. */
+struct block_ref {
+	struct digest digest;
+	uint32_t bytes, crc;
+	const char *key; /* of the pack; NULL: not in the backend (yet) */
+	uint64_t pack_offset;
+};
+
+/*
+ * The block, pinned, in the read arena if @readable (a copy in the capture arena is copied over, checked, and replaced), else
+ * anywhere. Sources in order: pool; transfer under way; peer @node (may be NULL); backend. With @wait_ms the peer may wait for
+ * a block that it is itself fetching. 0; -ERR_EDAMAGED, -ENOENT, -ETIMEDOUT, -ECANCELED, the backend's error: with the object's key
+ * in the words.
+ */
+int store_get(struct store *store, const struct block_ref *ref, const char *node, uint32_t wait_ms, bool readable,
+	      uint64_t deadline_ns, struct block **ret, struct error *e);
+
+/* A new block for @bytes, waiting for room: for captures and copies. -ETIMEDOUT: there was none; -ERR_EPOOL: it can never fit. */
+int store_block_new(struct store *store, enum pool_kind kind, uint32_t bytes, uint64_t deadline_ns, struct block **ret,
+		    struct error *e);
+
+struct store_stats {
+	uint64_t hits, peer_fetches, backend_reads, backend_bytes, peer_bytes, damaged;
+};
+void store_stats(const struct store *store, struct store_stats *ret);
