@@ -1,0 +1,62 @@
+/*
+ * group/group.h: grouped saves and loads, as the doors see them. START READING HERE; then save.c (the coordinator's itinerary),
+ * member.c (a node's part in it), load.c.
+ *
+ * A group is the ranks of one job. Each rank is a client of its node's daemon (the *member* side); one daemon, the one that holds
+ * the group's lease, is its *coordinator*. Member and coordinator talk by cluster calls only, also when they are the same daemon.
+ *
+ * What a rank is told (grants, completed stages, blocks to read) goes through its `rank_events`; these never wait.
+ */
+#pragma once
+
+#include "bundle/bundle.h"
+#include "cluster/cluster.h"
+#include "store/store.h"
+#include "wire/message.h"
+
+#define GROUP_NAME_MAX	   200	  /* bytes of UTF-8, also of a run */
+#define GROUP_RANKS_MAX	   65536
+#define GATHER_TIMEOUT_MS  600000 /* a rank that has not offered by then fails the save */
+#define DRAIN_TIMEOUT_MS   600000 /* captured to durable */
+#define LEASE_TTL_MS	   5000
+
+struct groups;
+struct rank; /* one client's membership in one group */
+
+struct rank_events {
+	/* Sends a frame to the client: GRANT, STAGE, BLOCKS, LOAD_END, with the client's number of the save or load. */
+	void (*push)(void *arg, enum msg_type type, uint64_t number, struct view body);
+	void *arg;
+};
+
+int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles, struct groups **ret);
+void groups_stop(struct groups *groups); /* waits: saves under way are failed, leases given back */
+void groups_free(struct groups *groups); /* accepts NULL */
+
+/* Waits until every rank of the run has joined. The caller's fiber may be cancelled (the client is gone). */
+int group_join(struct groups *groups, struct view tenant, const struct msg_join *join, const struct rank_events *events,
+	       uint64_t deadline_ns, struct rank **ret, struct msg_join_reply *ret_reply, struct error *e);
+/* The rank left or died (@words says which): a save that it has not captured fails on all ranks, naming it. Frees @rank; no event
+ * comes after it. Spans that it could still be writing to are kept until the save is over. */
+void group_leave(struct rank *rank, const char *words);
+
+/* This rank's offer of a save (the client's number save->save). Waits until the group has taken it in. */
+int group_save(struct rank *rank, const struct msg_save *save, uint64_t deadline_ns, struct msg_save_reply *ret_reply,
+	       struct error *e);
+/* Blocks that the rank has filled. Malformed or unknown ones fail the save. */
+int group_filled(struct rank *rank, const struct msg_filled *filled, struct error *e);
+void group_cancel(struct rank *rank, uint64_t number); /* a save or a load */
+
+/*
+ * A load: @rank NULL is ungrouped (then @events, else the rank's). Pushes BLOCKS as verified blocks come, until all wants are
+ * served, then LOAD_END; the client answers each block by its token. Returns when it has ended. Each load is one fiber of the door.
+ */
+struct reader;
+int group_load_new(struct groups *groups, struct rank *rank, const struct rank_events *events, struct version *version,
+		   const struct msg_load *load, struct reader **ret, struct error *e); /* checks wants against the version */
+int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e);
+void group_load_release(struct reader *reader, struct list_view tokens);
+void group_load_free(struct reader *reader); /* unpins whatever the client still had */
+
+/* For STATUS: appends elem_save_status of the saves that this node takes part in. */
+int groups_status(struct groups *groups, struct list_buf *saves);
