@@ -49,7 +49,7 @@
 	X(67, G_OFFER) /* msg_g_offer -> msg_save_reply */                                   \
 	X(68, G_LOST)  /* msg_g_lost -> empty: a rank of this node is gone */                \
 	X(69, G_WANT)  /* msg_g_want -> msg_g_want_reply: the node's steps of a grouped load */ \
-	X(70, G_RESERVE) /* msg_g_reserve -> empty. From the coordinator, as the next ones */ \
+	X(70, G_RESERVE) /* msg_g_reserve -> msg_save_reply. From the coordinator, as the next ones */ \
 	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                          \
 	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
 	X(73, G_COPY)  /* msg_g_copy -> empty */                                             \
@@ -163,11 +163,17 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks)
 #define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words)
 
-#define MSG_g_reserve(F) F(u64, save_id) F(u64, capture_bytes) F(u64, receive_bytes)
-/* block: number in the save's plan. mode: CAPTURE_COPY, CAPTURE_CHECK (a replica that is only hashed). */
-#define ELEM_g_block(F) F(u32, block) F(u32, rank) F(u32, item) F(u64, offset) F(u32, bytes) F(u32, mode)
-#define MSG_g_capture(F)                                                                                              \
-	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u32, hinted) F(u64, plan) F(list, blocks)
+/*
+ * A node's part of the plan: what its ranks capture or check, and what it will receive as copies; room is made for all of it. When
+ * `cached` is 1 the lists are empty and the node takes those that it remembers under the number `plan`, or answers need_items = 1.
+ * block: number in the save's plan. mode: CAPTURE_COPY, CAPTURE_CHECK (a replica that is only hashed).
+ */
+#define ELEM_g_block(F)	  F(u32, block) F(u32, rank) F(u32, item) F(u64, offset) F(u32, bytes) F(u32, mode)
+#define ELEM_g_receive(F) F(u32, block) F(u32, bytes)
+#define MSG_g_reserve(F)                                                                                           \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) \
+	F(u32, cached) F(list, blocks) F(list, receives)
+#define MSG_g_capture(F) F(u64, save_id) F(u32, hinted)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled)
 #define MSG_save_id(F)	       F(u64, save_id)
@@ -201,7 +207,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
-	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
+	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
 
 #define MSG_FIELD(type, name) field_##type name;
 #define MSG_DECLARE(name)                                                    \
