@@ -1,0 +1,103 @@
+/*
+ * Arenas: memory that processes share, sealed so that no holder of its descriptor can change its size or, for readers,
+ * its bytes. All pages are taken before an arena is handed out: lack of memory is an answer here, not a SIGBUS later.
+ */
+#include "env/real.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U /* Linux 6.3: nobody may run code from it */
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
+#endif
+
+static int memory_file(const char *name)
+{
+	unsigned flags = MFD_ALLOW_SEALING | MFD_CLOEXEC;
+	int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, flags);
+	return fd;
+}
+
+/* Takes the pages. An interrupted fallocate() has given back what it took, so it starts again. */
+static int take_pages(int fd, size_t size)
+{
+	int r;
+
+	if (ftruncate(fd, (off_t)size) < 0)
+		return -errno;
+	do
+		r = fallocate(fd, 0, 0, (off_t)size) < 0 ? -errno : 0;
+	while (r == -EINTR);
+	return r;
+}
+
+/* Enters the pages into our page table: 2.2 us each, better now than on the way of the first save. */
+static void fault_in(uint8_t *ptr, size_t size)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	if (madvise(ptr, size, MADV_POPULATE_WRITE) == 0)
+		return;
+	for (size_t at = 0; at < size; at += page) /* the pages are there and zero: a write changes nothing */
+		*(volatile uint8_t *)(ptr + at) = 0;
+}
+
+static int arena_seal(int fd, bool shared_read)
+{
+	int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | (shared_read ? F_SEAL_FUTURE_WRITE : 0);
+
+	return fcntl(fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
+}
+
+int real_arena_new(struct env *env, size_t size, bool shared_read, struct arena *ret, struct error *e)
+{
+	struct real *real = real_of(env);
+
+	if (size == 0 || size > INT64_MAX)
+		return error_set(e, -EINVAL, "an arena of %zu bytes cannot be", size);
+	_cleanup_(fd_close) int fd = memory_file(shared_read ? "forebay-read" : "forebay-capture");
+	if (fd < 0)
+		return error_set(e, -errno, "arena of %zu bytes: memfd_create: %s", size, strerror(errno));
+	int r = take_pages(fd, size);
+	if (r)
+		return error_set(e, r, "arena of %zu bytes: there is not so much shared memory: %s", size,
+				 strerror(-r));
+
+	uint8_t *ptr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (ptr == MAP_FAILED)
+		return error_set(e, -errno, "arena of %zu bytes: mmap: %s", size, strerror(errno));
+	fault_in(ptr, size);
+	r = arena_seal(fd, shared_read);
+	if (r) {
+		munmap(ptr, size);
+		return error_set(e, r, "arena of %zu bytes: cannot seal it: %s", size, strerror(-r));
+	}
+	*ret = (struct arena){ .ptr = ptr, .size = size, .id = ++real->last_arena_id, .fd = fd };
+	fd = -1;
+	return 0;
+}
+
+void real_arena_free(struct env *env, struct arena *arena)
+{
+	if (!arena || !arena->ptr)
+		return;
+	munmap(arena->ptr, arena->size);
+	fd_close(&arena->fd);
+	arena->ptr = NULL;
+}
