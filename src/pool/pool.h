@@ -23,13 +23,15 @@
 #include "env/env.h"
 
 #define POOL_ARENA_MIN_BYTES (1u << 20)
+#define POOL_ARENA_MAX_BYTES (UINT64_C(1) << 41)
+#define POOL_BLOCK_MAX_BYTES (8u << 20)
 
 enum pool_kind { POOL_CAPTURE, POOL_READ, POOL_KINDS };
 
 /* Outcomes beside 0 and negative errno. */
 enum {
 	POOL_FULL = 1,	/* no room now, even without the clean cache; see pool_on_room() */
-	POOL_KNOWN = 2, /* another block of the pool has that digest already */
+	POOL_KNOWN = 2, /* another block of the same kind has that digest already */
 };
 
 struct pool;
@@ -56,7 +58,8 @@ const struct arena *pool_arena(const struct pool *pool, enum pool_kind kind);
 
 /* A new block with one pin; evicts as much clean cache of that kind as it takes. 0, POOL_FULL, -ENOMEM, -EINVAL (size). */
 int pool_block_new(struct pool *pool, enum pool_kind kind, uint32_t bytes, struct block **ret);
-/* The block has these checked contents; found by pool_find() from now on. 0 or POOL_KNOWN (@block is as before). */
+/* The block has these checked contents; found by pool_find() from now on. 0, or
+ * POOL_KNOWN or -ENOMEM (@block is as before). Once in a block's life. */
 int pool_block_index(struct block *block, const struct digest *digest, uint32_t crc);
 void pool_block_set_clean(struct block *block); /* it is durable (in the store): may be evicted when unpinned */
 /* The indexed block with that digest and one pin more; NULL. Where both kinds have it, the read arena's is given. */
@@ -66,10 +69,11 @@ void block_unpin(struct block *block); /* accepts NULL; may free it */
 /* Takes an unpinned or last-pinned block out of the index, so that the next reader fetches it anew: for doubtful bytes. */
 void pool_block_forget(struct block *block);
 
-/* @room is called, later on the loop, whenever room may have come free. One listener (store/). */
+/* @room is called, later on the loop, whenever room may have come free. One listener (store/); NULL: nobody any more. */
 void pool_on_room(struct pool *pool, void (*room)(void *arg), void *arg);
 
 struct pool_stats {
+	/* Of room, so blocks count rounded up to pages or 64 bytes; what neither counts is free, or the rest of a slab. */
 	uint64_t bytes[POOL_KINDS], used_bytes[POOL_KINDS]; /* used: dirty or pinned */
 	uint64_t clean_bytes[POOL_KINDS];		    /* cache that could leave */
 	uint64_t blocks, evictions;
