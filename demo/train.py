@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -41,9 +42,11 @@ class Report:
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"rank-{rank}.jsonl").open("a", buffering=1)
+        self._begin = time.monotonic()
 
     def __call__(self, event: str, **facts: object) -> None:
-        self._file.write(json.dumps({"event": event, **facts}) + "\n")
+        at = round(time.monotonic() - self._begin, 3)
+        self._file.write(json.dumps({"event": event, "at_s": at, **facts}) + "\n")
 
 
 class Loader:
@@ -172,6 +175,24 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
     return tensors
 
 
+class Watch(threading.Thread):
+    """Notes when each future of a save completed, in seconds since `begin`; ends at the first failure."""
+
+    def __init__(self, save: object, begin: float) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._save, self._begin = save, begin
+        self.seconds: dict[str, float] = {}
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for stage in ("captured", "staged", "durable"):
+                getattr(self._save, stage).wait()
+                self.seconds[f"{stage}_s"] = time.monotonic() - self._begin
+        except forebay.Error:
+            pass  # reported by whoever waits for the save itself
+
+
 class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -186,7 +207,7 @@ class Trainer:
         self.optimizer = ShardedAdamW(self.model, self.rank, self.size)
         self.loader = Loader(self.rank, self.size)
         self.steps = 0
-        self._writer, self._uploaded = None, None
+        self._writer, self._saved = None, None
         self._parent: set[str] = set()  # digests of the pieces of the save before
 
     def state_dict(self) -> dict:
@@ -208,43 +229,38 @@ class Trainer:
     def save(self) -> None:
         """Begins the next save; an earlier one is awaited first, since both use the same process group."""
         self.wait_durable()
-        step, first = self.steps, self.steps == 0
+        step = self.steps
         state = self.state_dict()
         self.report("offered", step=step, **self.count(state))
         self.digest(state, "saved")
         planner = None
         if self.args.halt == f"{self.rank}:{step}":
             planner = HaltingPlanner(self.args.report / "halted", after=len(flatten(state)) // 2)
-        self._writer = ForebayWriter(
-            self.group, BUNDLE, step, planner, copies=self.args.copies, same_structure=not first
-        )
+        options = {"copies": self.args.copies, "same_structure": step > 0}
+        self._writer = ForebayWriter(self.group, BUNDLE, step, planner, **options)
         dist.barrier()
         begin = time.monotonic()
-        options = {"storage_writer": self._writer, "planner": self._writer.planner, "process_group": self.saving}
-        if first:
-            dcp.save(state, **options)
-            self._uploaded = None
-        else:
-            self._uploaded = dcp.async_save(state, **options)
-        self._begin, self._stalled = begin, time.monotonic() - begin
+        self._saved = dcp.async_save(state, storage_writer=self._writer, process_group=self.saving)
+        self._stalled = time.monotonic() - begin
+        self._watch = Watch(self._writer.save, begin)
 
     def wait_captured(self) -> None:
-        if self._uploaded and not self._writer.save.captured.done():
-            begin = time.monotonic()
-            self._uploaded.staging_completion.result()
-            self._stalled += time.monotonic() - begin
+        begin = time.monotonic()
+        self._saved.staging_completion.result()
+        self._stalled += time.monotonic() - begin
 
     def wait_durable(self) -> None:
         """Ends the save that is under way, if any, and reports it."""
         if not self._writer:
             return
         writer, self._writer = self._writer, None
-        if self._uploaded:
-            self._uploaded.staging_completion.result()
-            self._uploaded.upload_completion.result()
+        self._saved.staging_completion.result()
+        self._saved.upload_completion.result()
+        self._watch.join()
         dist.barrier()
-        facts = {"version": writer.save.version, "stalled_s": self._stalled, "stats": writer.save.stats()}
-        self.report("durable", step=writer.step, **facts, store_bytes=disk_usage(self.args.dir / "store"))
+        facts = {"version": writer.save.version, "stalled_s": self._stalled, **self._watch.seconds}
+        store_bytes = disk_usage(self.args.dir / "store")
+        self.report("durable", step=writer.step, **facts, stats=writer.save.stats(), store_bytes=store_bytes)
 
     def restore(self) -> None:
         state = self.state_dict()
