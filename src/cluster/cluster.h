@@ -111,9 +111,11 @@ void cluster_serve_blocks(struct cluster *cluster,
 			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret), void *arg);
 
 /* ---- convenience for everyone above: requests to backend and meta as waiting calls ---- */
-/* Submits and waits; @req stays the caller's when it returns 0, an outcome or an error. At the deadline (-ETIMEDOUT) or on
- * cancellation the request is left to finish alone and is then freed: @preq is NULL afterwards. Buffers and pins that the
- * request uses must be attached to it by backend_req_attach (freed with it). */
+/*
+ * Submits and waits; *pcall stays the caller's when it returns 0, an outcome or an error, and may run again. At the deadline
+ * (-ETIMEDOUT) or on cancellation the call is left to finish alone and is then freed: *pcall is NULL afterwards (an upload that it
+ * began is aborted). Buffers and pins that the request uses are given back by @release(@held), when the call is freed.
+ */
 struct backend_call {
 	struct backend_req req;
 	void (*release)(void *held); /* called once when the request is over and the call is freed */
@@ -123,10 +125,12 @@ struct backend_call {
 };
 struct backend_call *backend_call_new(enum backend_op op, const char *key); /* NULL: no memory */
 void backend_call_free(struct backend_call *call);			    /* accepts NULL; not while under way */
+CLEANUP_OF(struct backend_call *, backend_call_free);
 int backend_call_run(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e);
-/* As backend_call_run, for meta: runs @*preq. */
+/* As backend_call_run, for meta: runs *preq. */
+CLEANUP_OF(struct meta_req *, meta_req_free);
 int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_ns, struct error *e);
-/* Small objects and values, whole. */
+/* Small objects and values, whole; the bytes are appended. -EFBIG: more than @max. */
 int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns, struct error *e);
 int backend_write(struct backend *backend, const char *key, struct view bytes, bool if_absent, uint64_t deadline_ns,
 		  struct error *e); /* 0, BACKEND_EXISTS, error */

@@ -1,0 +1,190 @@
+/*
+ * cluster/calls.c: requests to backend and meta as waiting calls, for everyone above.
+ *
+ * A request cannot be called back. So a call that nobody waits for any more is left to finish alone: it owns all that it touches,
+ * and its end frees it.
+ */
+#include "cluster/cluster.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+static const char *const backend_op_names[] = {
+	[BACKEND_GET] = "get",	     [BACKEND_HEAD] = "head",	  [BACKEND_PUT] = "put",     [BACKEND_BEGIN] = "begin",
+	[BACKEND_PART] = "part",     [BACKEND_COMMIT] = "commit", [BACKEND_ABORT] = "abort", [BACKEND_LIST] = "list",
+	[BACKEND_DELETE] = "delete", [BACKEND_PROBE] = "probe",
+};
+
+static const char *const meta_op_names[] = {
+	[META_GET] = "get",	[META_RANGE] = "range",	    [META_TXN] = "transaction",
+	[META_LEASE] = "lease", [META_RELEASE] = "release",
+};
+
+/* ---- backend ---- */
+
+struct backend_call *backend_call_new(enum backend_op op, const char *key)
+{
+	struct backend_call *call = calloc(1, sizeof(*call));
+
+	if (!call)
+		return NULL;
+	call->req.op = op;
+	if (strlen(key) <= BACKEND_KEY_MAX) /* a longer one stays empty, which the backend refuses */
+		memcpy(call->req.key, key, strlen(key));
+	return call;
+}
+
+void backend_call_free(struct backend_call *call)
+{
+	if (!call)
+		return;
+	if (call->release)
+		call->release(call->held);
+	buf_fini(&call->req.out);
+	free(call);
+}
+
+static void backend_call_finish(struct backend_req *req)
+{
+	struct backend_call *call = container_of(req, struct backend_call, req);
+
+	if (!call->abandoned) {
+		call->done.done.fn(&call->done.done, req->result);
+		return;
+	}
+	if (req->op == BACKEND_BEGIN && req->upload) { /* nobody knows of the upload that it began */
+		req->op = BACKEND_ABORT;
+		backend_submit(req->backend, req);
+		return;
+	}
+	backend_call_free(call);
+}
+
+int backend_call_run(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e)
+{
+	struct backend_call *call = *pcall;
+	struct backend_req *req = &call->req;
+
+	CHECK(!call->abandoned);
+	await_init(&call->done);
+	req->finish = backend_call_finish;
+	backend_submit(backend, req);
+	int r = await(&call->done, deadline_ns);
+	if (!call->done.finished) {
+		error_set(e, r, "%s of %s: %s", backend_op_names[req->op], req->key,
+			  r == -ETIMEDOUT ? "the store has not answered in time" : "cancelled");
+		call->abandoned = true;
+		*pcall = NULL;
+		return r;
+	}
+	if (r >= 0)
+		return r;
+	if (*req->error.text)
+		return error_set(e, r, "%s", req->error.text);
+	return error_set(e, r, "%s of %s: %s", backend_op_names[req->op], req->key, error_meaning(r));
+}
+
+int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
+		 struct error *e)
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_GET, key);
+
+	if (!call)
+		return error_set(e, -ENOMEM, "no memory to read %s", key);
+	call->release = free;
+	call->held = call->req.dst = malloc(max + 1);
+	if (!call->held)
+		return error_set(e, -ENOMEM, "no memory to read %s", key);
+	call->req.len = max + 1; /* one more than fits shows that there is more */
+	int r = backend_call_run(backend, &call, deadline_ns, e);
+	if (r)
+		return r;
+	if (call->req.got > max)
+		return error_set(e, -EFBIG, "%s has more than the %zu bytes that such an object may have", key, max);
+	if (buf_append(ret, call->req.dst, call->req.got))
+		return error_set(e, -ENOMEM, "no memory for %s", key);
+	return 0;
+}
+
+struct copy {
+	struct backend_vec vec;
+	uint8_t bytes[];
+};
+
+int backend_write(struct backend *backend, const char *key, struct view bytes, bool if_absent, uint64_t deadline_ns,
+		  struct error *e)
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_PUT, key);
+	struct copy *copy = call ? malloc(sizeof(*copy) + bytes.len) : NULL;
+
+	if (!copy)
+		return error_set(e, -ENOMEM, "no memory to write %s", key);
+	call->release = free;
+	call->held = copy;
+	if (bytes.len)
+		memcpy(copy->bytes, bytes.ptr, bytes.len);
+	copy->vec = (struct backend_vec){ copy->bytes, bytes.len, crc32c(0, copy->bytes, bytes.len) };
+	call->req.vec = &copy->vec;
+	call->req.n_vec = 1;
+	call->req.len = bytes.len;
+	call->req.if_absent = if_absent;
+	return backend_call_run(backend, &call, deadline_ns, e);
+}
+
+/* ---- meta ---- */
+
+static void meta_call_finish(struct meta_req *req)
+{
+	struct await *done = req->arg;
+
+	if (done)
+		done->done.fn(&done->done, req->result);
+	else
+		meta_req_free(req);
+}
+
+int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_ns, struct error *e)
+{
+	struct meta_req *req = *preq;
+	struct await done;
+
+	await_init(&done);
+	req->arg = &done;
+	req->finish = meta_call_finish;
+	meta_submit(meta, req);
+	int r = await(&done, deadline_ns);
+	if (!done.finished) {
+		error_set(e, r, "meta %s: %s", meta_op_names[req->op],
+			  r == -ETIMEDOUT ? "the engine has not answered in time" : "cancelled");
+		req->arg = NULL;
+		*preq = NULL;
+		return r;
+	}
+	req->arg = NULL;
+	if (r >= 0)
+		return r;
+	if (*req->error.text)
+		return error_set(e, r, "%s", req->error.text);
+	return error_set(e, r, "meta %s: %s", meta_op_names[req->op], error_meaning(r));
+}
+
+int meta_get(struct meta *meta, struct view key, struct buf *ret, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_GET);
+
+	int r = req ? meta_put_get(req, key) : -ENOMEM;
+
+	if (r)
+		return error_set(e, r, "cannot ask for %.*s: %s", (int)key.len, (const char *)key.ptr,
+				 error_meaning(r));
+	r = meta_call_run(meta, &req, deadline_ns, e);
+	if (r)
+		return r;
+	if (buf_append(ret, req->out.ptr, req->out.len))
+		return error_set(e, -ENOMEM, "no memory for %.*s", (int)key.len, (const char *)key.ptr);
+	return 0;
+}
