@@ -8,7 +8,11 @@
  * exactly once, later, on the loop's thread, and is its owner's again. Whoever stops waiting lets finish() free it.
  *
  * Keys are relative paths: parts of [A-Za-z0-9._%-] separated by '/', no empty part, no part "." or "..", none that begins
- * with ".", at most BACKEND_KEY_MAX bytes; a driver answers -EINVAL to others. No key is a proper path prefix of another.
+ * with ".", at most BACKEND_KEY_MAX bytes; others are answered -EINVAL. No key is ever a proper path prefix of another.
+ *
+ * What a request has put or deleted is durable when it finishes with 0, and so is the object that BACKEND_EXISTS speaks of.
+ * GET, HEAD and LIST promise less: they may show what its writer has not made durable yet. So a failed PUT or COMMIT, whose
+ * outcome is unknown, is settled by another PUT with if_absent and, after BACKEND_EXISTS, by reading what is there.
  */
 #pragma once
 
@@ -20,19 +24,23 @@
 #include "base/error.h"
 #include "env/env.h"
 
-#define BACKEND_KEY_MAX 1024
+#define BACKEND_KEY_MAX	 1024  /* bytes, without the final 0 */
+#define BACKEND_LIST_MAX 65536 /* keys in one answer to LIST */
 
 enum backend_op {
-	BACKEND_GET,	/* [offset, offset+len) into dst; got < len only at the object's end; -ENOENT */
-	BACKEND_HEAD,	/* size; -ENOENT */
-	BACKEND_PUT,	/* the object whole, durable when it finishes; if_absent: BACKEND_EXISTS when the key is taken,
+	BACKEND_GET,   /* [offset, offset+len) into dst; got < len only at the object's end; -ENOENT */
+	BACKEND_HEAD,  /* size; -ENOENT */
+	BACKEND_PUT,   /* the object whole, durable when it finishes; if_absent: BACKEND_EXISTS when the key is taken,
 			   the present object untouched. Without if_absent the last writer wins whole */
-	BACKEND_BEGIN,	/* starts an upload for key; the handle is left in `upload` */
-	BACKEND_PART,	/* vec at offset of upload; parts do not overlap, in any order, holes are an error at commit */
-	BACKEND_COMMIT, /* durable under its key, as PUT; `len` is the whole size; if_absent honoured. Consumes the upload */
-	BACKEND_ABORT,	/* gives the upload back */
-	BACKEND_LIST,	/* keys with prefix `key`, greater than `after`, in byte order, at most `len` of them, into `out` as
-			   0-terminated strings; got = how many; fewer than len: the end. Prefix is a whole path "a/b/" */
+	BACKEND_BEGIN, /* starts an upload for key; the handle is left in `upload` */
+	BACKEND_PART, /* vec at offset of upload; parts do not overlap, in any order, holes are an error at commit. A part
+			   that failed may be sent again */
+	BACKEND_COMMIT, /* durable under its key, as PUT; `len` is the whole size, else -EINVAL; if_absent honoured. Consumes
+			   the upload, whatever the result, and clears `upload` */
+	BACKEND_ABORT, /* gives the upload back, whatever the result, and clears `upload` */
+	BACKEND_LIST, /* keys with prefix `key`, greater than `after`, in byte order, at most `len` of them, into `out` as
+			   0-terminated strings; got = how many; fewer than len: the end. Prefix is a whole path "a/b/", or
+			   "" for all. len is 1..BACKEND_LIST_MAX */
 	BACKEND_DELETE, /* 0 also when it was not there */
 	BACKEND_PROBE,	/* does the store work: writes, reads and deletes a private object; -EROFS, -ENOSPC, ... */
 };
@@ -77,9 +85,9 @@ struct backend_req {
 
 struct backend_driver {
 	const char *name;
-	/* Never calls finish from within. Any number may be under way; those of one upload are the caller's to order. */
+	/* Never calls finish from within. Any number may be under way; of one upload, parts may be, other requests only alone. */
 	void (*submit)(struct backend *backend, struct backend_req *req);
-	void (*free)(struct backend *backend); /* no request is under way */
+	void (*free)(struct backend *backend); /* no request is under way, no upload open */
 };
 
 struct backend {
@@ -89,9 +97,13 @@ struct backend {
 };
 #define BACKEND_MAGIC 0x646e4542
 
-void backend_submit(struct backend *backend, struct backend_req *req); /* checks the key, then the driver */
-void backend_free(struct backend *backend);			       /* accepts NULL */
+/* Checks the arguments, clears the answer, and hands the request to the driver. A refusal, too, comes by finish, later. */
+void backend_submit(struct backend *backend, struct backend_req *req);
+void backend_free(struct backend *backend); /* accepts NULL */
 bool backend_key_is_valid(const char *key);
+bool backend_part_is_valid(const char *part); /* one part of a key, "/" not among it */
+/* For drivers: finishes @req with @result on the loop's next turn. Its job must not be under way. */
+void backend_finish_later(struct backend_req *req, int result);
 
 /*
  * A directory, local or shared (NFS). Objects are files below it; private temporaries lie in ".tmp" of the same file
