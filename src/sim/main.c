@@ -186,7 +186,7 @@ static int live(void *arg)
 	for (int act = 0; act < ACTS; act++) {
 		bool on = world_random(w, 2);
 
-		(void)fiber_sleep_until(world_now(w) + world_random(w, 200 * NS_PER_MS));
+		(void)fiber_sleep_until(w->now_ns + world_random(w, 200 * NS_PER_MS));
 		switch (world_random(w, 12)) {
 		case 0:
 			party_end(&h->server, DEATH_DRAWN);
@@ -267,11 +267,11 @@ static int run_seed(const struct options *o, uint64_t seed, struct faults *total
 {
 	struct history h = { .world = world_new(seed, WEATHER_DRAWN, o->trace ? stdout : NULL) };
 	int r = world_run(h.world, HISTORY_NS, live, &h);
-	unsigned left = world_leftovers(h.world, NULL);
+	unsigned left = world_leftovers(h.world);
 
-	*ret_hash = world_hash(h.world);
+	*ret_hash = h.world->hash;
 	for (int i = 0; i < FAULTS; i++)
-		total->injected[i] += world_faults(h.world)->injected[i];
+		total->injected[i] += h.world->faults.injected[i];
 	if (r || left)
 		fprintf(stderr, "seed %" PRIu64 ": %s, %u things left over\n", seed, r ? error_name(r) : "ended", left);
 	world_free(h.world);
@@ -301,7 +301,7 @@ int main(int argc, char **argv)
 	if (o.hashes)
 		return failed != 0;
 	for (int i = 0; i < FAULTS; i++)
-		printf("%-14s %10" PRIu64 "\n", fault_name(i), total.injected[i]);
+		printf("%-14s %10" PRIu64 "\n", fault_names[i], total.injected[i]);
 	printf("%" PRIu64 " histories, %" PRIu64 " failed\n", o.seeds, failed);
 	failed += second ? pclose(second) != 0 : 1;
 	return failed != 0;

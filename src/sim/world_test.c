@@ -13,6 +13,7 @@
 #define TCP_ADDR   "tcp:10.0.0.1:7000"
 #define UNIX_ADDR  "unix:/run/b/socket"
 #define SEEDS_MANY 60
+#define LIST_TEXT  256
 
 struct scene {
 	struct world *world;
@@ -28,7 +29,7 @@ static void count_event(void *arg)
 
 static void pause_ms(struct scene *s, uint64_t ms)
 {
-	assert_int_equal(fiber_sleep_until(world_now(s->world) + ms * NS_PER_MS), 0);
+	assert_int_equal(fiber_sleep_until(s->world->now_ns + ms * NS_PER_MS), 0);
 }
 
 static struct scene scene_new(uint64_t seed, enum weather weather)
@@ -102,7 +103,7 @@ static int act_close(void *arg)
 	assert_int_equal(last, 0);
 	s->b->ops->close(s->far);
 	s->b->ops->close(s->listener);
-	assert_int_equal(world_leftovers(s->world, NULL), 0);
+	assert_int_equal(world_leftovers(s->world), 0);
 	return 0;
 }
 
@@ -233,9 +234,9 @@ static int act_rate(void *arg)
 	size_t got = 0;
 	ssize_t n;
 
-	world_set_rate(s->a, 1000000); /* 1 MB/s: 64 KiB need 65 ms */
+	sim_env(s->a)->rate_bytes_per_s = 1000000; /* 1 MB/s: 64 KiB need 65 ms */
 	meet(s, TCP_ADDR);
-	uint64_t start_ns = world_now(s->world);
+	uint64_t start_ns = s->world->now_ns;
 	for (size_t sent = 0; got < sizeof(data);) {
 		struct iovec iov = { data + sent, sizeof(data) - sent };
 
@@ -245,7 +246,7 @@ static int act_rate(void *arg)
 		got += n > 0 ? (size_t)n : 0;
 		pause_ms(s, 1);
 	}
-	assert_in_range((world_now(s->world) - start_ns) / NS_PER_MS, 65, 80);
+	assert_in_range((s->world->now_ns - start_ns) / NS_PER_MS, 65, 80);
 	return 0;
 }
 
@@ -308,7 +309,7 @@ static int act_arena(void *arg)
 
 	uint32_t uid;
 	int32_t pid;
-	world_set_user(s->a, 4711);
+	sim_env(s->a)->uid = 4711;
 	s->b->ops->peer(s->far, &uid, &pid);
 	assert_int_equal(uid, 4711);
 	assert_true(pid > 0);
@@ -349,9 +350,9 @@ static int act_bulk(void *arg)
 
 	meet(s, TCP_ADDR);
 	memset(out.span, 'S', sizeof(out.span));
-	strcpy((char *)out.head, "first");
+	memcpy(out.head, "first", 6);
 	bulk_start(&out, s->near, s->a, true);
-	strcpy((char *)second.head, "second");
+	memcpy(second.head, "second", 7);
 	bulk_start(&second, s->near, s->a, true);
 
 	await_init(&first);
@@ -390,7 +391,7 @@ static int act_bulk_flip(void *arg)
 	s->a->ops->bulk(&out.op);
 	s->b->ops->bulk(&in.op);
 	assert_int_equal(await(&in.wait, FOREVER), -EBADMSG);
-	assert_int_equal(world_faults(s->world)->injected[FAULT_WIRE_FLIP], 1);
+	assert_int_equal(s->world->faults.injected[FAULT_WIRE_FLIP], 1);
 	return 0;
 }
 
@@ -445,7 +446,7 @@ static int act_kill(void *arg)
 	s->a->ops->close(s->near);
 
 	struct env *again = world_revive(s->a);
-	assert_false(world_is_dead(again));
+	assert_false(sim_env(again)->dead);
 	assert_int_equal(again->ops->connect(again, UNIX_ADDR, &(struct stream_events){ 0 }, &s->near), 0);
 	pause_ms(s, 1);
 	assert_int_equal(again->ops->stream_status(s->near), 0);
@@ -541,13 +542,15 @@ static int with_files(struct env *env, const char *path, int (*job)(void *arg), 
 
 static int collect(void *arg, const char *name, bool is_dir)
 {
-	strcat(strcat(arg, name), is_dir ? "/ " : " ");
+	size_t len = strlen(arg);
+
+	snprintf((char *)arg + len, LIST_TEXT - len, "%s%s ", name, is_dir ? "/" : "");
 	return 0;
 }
 
 static int job_names(void *arg)
 {
-	char list[256] = "";
+	char list[LIST_TEXT] = "";
 	struct file_stat st;
 
 	assert_int_equal(ops->mkdirs(dir, "x/y"), 0);
@@ -575,7 +578,7 @@ static int act_names(void *arg)
 	struct scene *s = arg;
 
 	assert_int_equal(with_files(s->a, "/data", job_names, NULL), 0);
-	assert_int_equal(world_leftovers(s->world, NULL), 0);
+	assert_int_equal(world_leftovers(s->world), 0);
 	return 0;
 }
 
@@ -724,8 +727,8 @@ static int act_faults(void *arg)
 	struct scene *s = arg;
 
 	assert_int_equal(with_files(s->a, "/data", job_faults, s->world), 0);
-	assert_int_equal(world_faults(s->world)->injected[FAULT_NO_SPACE], 1);
-	assert_int_equal(world_faults(s->world)->injected[FAULT_ROT], 1);
+	assert_int_equal(s->world->faults.injected[FAULT_NO_SPACE], 1);
+	assert_int_equal(s->world->faults.injected[FAULT_ROT], 1);
 	return 0;
 }
 
@@ -757,7 +760,7 @@ static int act_share(void *arg)
 	assert_int_equal(with_files(s->a, "/store/x", job_share, NULL), 0);
 	assert_int_equal(with_files(s->a, "/private", job_share, NULL), 0);
 	assert_int_equal(with_files(s->b, "/store/x", job_see, s->world), 0);
-	assert_int_equal(world_faults(s->world)->injected[FAULT_NAME_LATE], 1);
+	assert_int_equal(s->world->faults.injected[FAULT_NAME_LATE], 1);
 	assert_int_equal(with_files(s->b, "/private", job_see, s->world), -ENOENT);
 	return 0;
 }
@@ -852,7 +855,7 @@ static uint64_t story_hash(uint64_t seed)
 	struct scene s = scene_new(seed, WEATHER_DRAWN);
 
 	assert_int_equal(world_run(s.world, LIMIT_NS, act_story, &s), 0);
-	uint64_t hash = world_hash(s.world);
+	uint64_t hash = s.world->hash;
 	world_free(s.world);
 	return hash;
 }
