@@ -52,7 +52,7 @@ def wait_until(condition, deadline_s: float, what: str) -> None:
     while not condition():
         if time.monotonic() > end:
             raise Failed(f"{what}: not within {deadline_s:.0f} s")
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def runs(pid: int, command: str) -> bool:
@@ -137,7 +137,8 @@ class Job:
 
     def events(self, event: str, rank: int = 0) -> list[dict]:
         path = self.report / f"rank-{rank}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
         return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
     def event(self, event: str, rank: int = 0) -> dict:
@@ -233,12 +234,19 @@ def disk_rate(folder: Path) -> float:
 def train(job: Job) -> dict[int, dict[str, str]]:
     """Steps 2 and 3: trains, kills VICTIM in its last save. Returns the digests of each save by step."""
     marker = job.report / "halted"
-    wait_until(lambda: not job.alive() or (marker.exists() and marker.read_text()), JOB_DEADLINE_S, "training")
+    shown = 0
+
+    def halted() -> bool:
+        nonlocal shown
+        for entry in job.events("step")[shown:]:
+            say(f"   step {entry['step']}: loss {entry['shown']:.4f}")
+            shown += 1
+        return not job.alive() or (marker.exists() and marker.read_text() != "")
+
+    wait_until(halted, JOB_DEADLINE_S, "training")
     if not job.alive():
         job.wait()
         raise Failed("training ended before the rank was killed")
-    for entry in job.events("step"):
-        say(f"   step {entry['step']}: loss {entry['shown']:.4f}")
     pid = int(marker.read_text())
     say(f"3. rank {VICTIM} has offered half of its part of the save of step {STEPS}: SIGKILL to process {pid}")
     kill(pid, "train.py")
@@ -392,7 +400,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the folder, without its daemons, for a look")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "python"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs are born deaf to Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     cluster, jobs = Cluster(find_forebay(args.forebay), args.dir.resolve()), []
     clean(cluster)
     cluster.folder.mkdir(parents=True)

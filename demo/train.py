@@ -37,7 +37,7 @@ LEARNING_RATE = 5e-5
 
 
 class Report:
-    """Appends events of this rank to its file; each line is complete or absent when the process is killed."""
+    """Appends events of this rank to its file."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
