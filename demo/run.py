@@ -70,6 +70,20 @@ def kill(pid: int, command: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def undisturbed():
+    """Postpones Ctrl-C: what is being started must be known before it can be ended."""
+    arrived = []
+    handlers = {n: signal.signal(n, lambda *_: arrived.append(True)) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if arrived:
+            raise KeyboardInterrupt
+
+
 class Cluster:
     """NODES daemons, made and ended by `forebay up` and `forebay down`."""
 
@@ -89,7 +103,8 @@ class Cluster:
         return result
 
     def up(self) -> None:
-        result = self.run("up", "--nodes", str(NODES), "--dir", str(self.folder))
+        with undisturbed():
+            result = self.run("up", "--nodes", str(NODES), "--dir", str(self.folder))
         if result.returncode:
             raise Failed("forebay up")
 
@@ -325,7 +340,8 @@ def demo(cluster: Cluster, jobs: list[Job]) -> None:
     import forebay
 
     def job(name: str, ranks: int, *arguments: str) -> Job:
-        jobs.append(Job(cluster.folder, name, ranks, *arguments))
+        with undisturbed():
+            jobs.append(Job(cluster.folder, name, ranks, *arguments))
         return jobs[-1]
 
     say(f"1. {NODES} daemons, embedded meta engine, directory store, all below {cluster.folder}")
