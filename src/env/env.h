@@ -28,7 +28,7 @@ struct file;
  * A job runs once on a worker (run), then finishes once on the loop (finish), which may free it. It cannot be cancelled
  * under way, so it owns (or pins) everything that it touches; whoever started it may stop caring, not stop it.
  */
-struct job {
+struct job { /* zero but for run and finish */
 	struct list link;
 	struct task task;
 	struct env *env;
@@ -54,7 +54,8 @@ struct stream_events {
  * summed and sent from there, since a client may still write to the span. Receiving: span_len bytes into the span, the
  * 4-byte CRC (compared: -EBADMSG if it differs), then head_len bytes of the NEXT head, so that one hop carries a chunk
  * and the announcement of what follows. With span_len 0 there is neither span nor CRC. At most BULK_CHUNK bytes a span.
- * A stream executes its operations in order, one direction independent of the other. Cancelling is per stream: see close.
+ * A stream executes its operations in order, one direction independent of the other. After -EBADMSG it is still in step and
+ * goes on; after any other error all later operations of that direction end with the same. Cancelling is per stream: see close.
  */
 #define BULK_CHUNK_BYTES (1u << 20)
 struct bulk_op {
@@ -73,7 +74,8 @@ struct bulk_op {
 };
 
 /* ---- files --------------------------------------------------------------------------------------------------------
- * Paths are relative to the env's root directory handle that dir_open gave. Flags for file_open.
+ * Paths are relative to the directory that dir_open gave and cannot leave it: no "..", no link that leads out. "." is the
+ * directory itself (stat, list, sync_dir). Flags for file_open.
  */
 enum { FILE_READ = 1, FILE_WRITE = 2, FILE_CREATE = 4, FILE_EXCLUSIVE = 8 };
 struct dir; /* an open directory */
@@ -96,26 +98,37 @@ struct env_ops {
 	void (*random)(struct env *env, void *p, size_t len);
 	int (*offload)(struct env *env, struct job *job); /* 0 or -ESHUTDOWN (then finish is not called) */
 
+	/* ready: accept may succeed. -EADDRINUSE when a live owner holds the address. */
 	int (*listen)(struct env *env, const char *address, const struct stream_events *events, struct stream **ret,
-		      struct error *e); /* ready: accept may succeed. EADDRINUSE when a live owner holds the address */
-	int (*accept)(struct stream *listener, const struct stream_events *events, struct stream **ret); /* or -EAGAIN */
+		      struct error *e);
+	/* 0; -EAGAIN: nobody waits; else no connection is lost, but try again by a timer: no event says when it may help. */
+	int (*accept)(struct stream *listener, const struct stream_events *events, struct stream **ret);
+	/* 0, or what is wrong with the address or this machine; how the connection went is stream_status()'s to tell. */
 	int (*connect)(struct env *env, const char *address, const struct stream_events *events, struct stream **ret);
-	int (*stream_status)(struct stream *stream); /* -EINPROGRESS, 0 connected, or why it failed */
+	int (*stream_status)(struct stream *stream);		     /* -EINPROGRESS, 0 connected, or why it failed */
 	ssize_t (*recv)(struct stream *stream, void *p, size_t len); /* bytes, 0 at the end, -EAGAIN, error */
-	ssize_t (*send)(struct stream *stream, const struct iovec *iov, int n, const struct arena *arena); /* arena: sent
-		along with the first byte as a descriptor (unix streams), NULL otherwise. Bytes taken, or -EAGAIN, error */
+	/*
+	 * Bytes taken, or -EAGAIN, error. @arena (unix streams only; else NULL) is sent along with the first byte as a
+	 * descriptor.
+	 */
+	ssize_t (*send)(struct stream *stream, const struct iovec *iov, int n, const struct arena *arena);
 	void (*peer)(struct stream *stream, uint32_t *ret_uid, int32_t *ret_pid); /* unix streams; else uid -1, pid 0 */
 	/* Calls gone(arg) once when the process at the other end has ended, whoever else holds the socket (pidfd). */
 	int (*peer_watch)(struct stream *stream, void (*gone)(void *arg), void *arg);
 	const char *(*address)(struct stream *stream); /* of a listener: with the port that it got */
-	void (*close)(struct stream *stream);	       /* NULL is accepted; no events after it. Bulk operations complete, later,
-							  with -ECANCELED, once the mover touches nothing of theirs any more */
-	void (*bulk)(struct bulk_op *op); /* after the first bulk on a stream, recv and send are not called on it again */
+	/*
+	 * NULL is accepted; no events after it. Bulk operations complete, later, with -ECANCELED (or as they ended, if they
+	 * just did), once the mover touches nothing of theirs any more.
+	 */
+	void (*close)(struct stream *stream);
+	/* After the first bulk on a stream, recv and send are not called on it again. */
+	void (*bulk)(struct bulk_op *op);
 
-	int (*dir_open)(struct env *env, const char *path, bool create, struct dir **ret, struct error *e); /* any thread */
+	/* Any thread. */
+	int (*dir_open)(struct env *env, const char *path, bool create, struct dir **ret, struct error *e);
 	void (*dir_close)(struct dir *dir);
 	int (*file_open)(struct dir *dir, const char *path, unsigned flags, struct file **ret);
-	ssize_t (*file_read)(struct file *file, uint64_t offset, void *p, size_t len);	      /* short only at the end */
+	ssize_t (*file_read)(struct file *file, uint64_t offset, void *p, size_t len);	  /* short only at the end */
 	int (*file_write)(struct file *file, uint64_t offset, const void *p, size_t len); /* all, or an error */
 	int (*file_sync)(struct file *file);
 	int (*file_size)(struct file *file, uint64_t *ret);
@@ -125,8 +138,9 @@ struct env_ops {
 	int (*rename)(struct dir *dir, const char *from, const char *to);
 	int (*unlink)(struct dir *dir, const char *path); /* also an empty directory */
 	int (*stat)(struct dir *dir, const char *path, struct file_stat *ret);
-	/* Calls each(arg, name) in byte order of the names; each returns non-zero to stop. */
-	int (*list)(struct dir *dir, const char *path, int (*each)(void *arg, const char *name, bool is_dir), void *arg);
+	/* Calls each(arg, name) in byte order of the names; each returns non-zero to stop, and list then returns 0. */
+	int (*list)(struct dir *dir, const char *path, int (*each)(void *arg, const char *name, bool is_dir),
+		    void *arg);
 	int (*sync_dir)(struct dir *dir, const char *path);
 
 	/* @shared_read: clients get a descriptor that can be mapped read-only and never written (F_SEAL_FUTURE_WRITE); else

@@ -39,10 +39,10 @@ int nursery_wait(struct nursery *nursery, uint64_t deadline_ns);
 void nursery_fini(struct nursery *nursery);
 bool nursery_is_empty(const struct nursery *nursery);
 
-bool fiber_running(void);	 /* is the caller in a fiber */
-const char *fiber_name(void);	 /* of the running fiber; "loop" outside */
-bool fiber_cancelled(void);	 /* would a wait return -ECANCELED */
-struct loop *fiber_loop(void);	 /* of the running fiber */
+bool fiber_running(void);      /* is the caller in a fiber */
+const char *fiber_name(void);  /* of the running fiber; "loop" outside */
+bool fiber_cancelled(void);    /* would a wait return -ECANCELED */
+struct loop *fiber_loop(void); /* of the running fiber */
 
 /* A place to wait at: a condition without state. Zero-initialised is NOT valid; waitplace_init() it. */
 struct waitplace {

@@ -230,6 +230,30 @@ int env_real_new(const char *name, unsigned workers, struct env **ret, struct er
 	return 0;
 }
 
+struct last_task {
+	struct task task;
+	struct loop *loop;
+};
+
+static void stop_loop(struct task *task)
+{
+	loop_stop(container_of(task, struct last_task, task)->loop);
+}
+
+/*
+ * Bulk operations on closed streams come back by themselves, but later; what they belong to is freed by their completions, and
+ * nobody else knows when that is. So they get their turns here, and so do the tasks that they post.
+ */
+static void drain(struct real *real)
+{
+	struct last_task last = { .task.fn = stop_loop, .loop = real->env.loop };
+
+	while (real->mover.n_undelivered && loop_turn(last.loop) == 0) {
+	}
+	loop_post(last.loop, &last.task);
+	loop_run(last.loop);
+}
+
 void env_real_free(struct env *env)
 {
 	if (!env)
@@ -237,6 +261,8 @@ void env_real_free(struct env *env)
 
 	struct real *real = real_of(env);
 	CHECK(real->n_streams == 0);
+	if (env->loop)
+		drain(real);
 	workers_stop(&real->workers);
 	mover_stop(&real->mover);
 	loop_free(env->loop);

@@ -375,9 +375,10 @@ int real_list(struct dir *dir, const char *path, int (*each)(void *arg, const ch
 		return r;
 	if (names.n)
 		qsort(names.all, names.n, sizeof(*names.all), by_name);
-	for (size_t i = 0; i < names.n && !r; i++)
-		r = each(arg, names.all[i] + 1, names.all[i][0] == 'd');
-	return r;
+	for (size_t i = 0; i < names.n; i++)
+		if (each(arg, names.all[i] + 1, names.all[i][0] == 'd'))
+			break;
+	return 0;
 }
 
 /* ---- files ---- */

@@ -212,12 +212,9 @@ int real_connect(struct env *env, const char *text, const struct stream_events *
 		return -ENOMEM;
 
 	do
-		r = connect(stream->fd, &address.any, address.len) < 0 ? -errno : 0;
-	while (r == -EINTR);
-	if (r && r != -EINPROGRESS)
-		return r;
-	stream->status = r;
-	r = stream_watch(stream); /* reports a connection that stands already, too */
+		stream->status = connect(stream->fd, &address.any, address.len) < 0 ? -errno : 0;
+	while (stream->status == -EINTR);
+	r = stream_watch(stream); /* which stirs also for a connection that stands or has failed already */
 	if (r)
 		return r;
 	*ret = TAKE(stream);
@@ -238,12 +235,20 @@ const char *real_address(struct stream *stream)
 
 /* ---- moving bytes ---- */
 
-ssize_t real_recv(struct stream *stream, void *p, size_t len)
+/* 0: bytes may pass. */
+static int check_open(const struct stream *stream)
 {
-	ssize_t n;
-
 	CHECK_MAGIC(stream, STREAM_MAGIC);
 	CHECK(!stream->bulk && !stream->listening);
+	return stream->status == -EINPROGRESS ? -EAGAIN : stream->status;
+}
+
+ssize_t real_recv(struct stream *stream, void *p, size_t len)
+{
+	ssize_t n = check_open(stream);
+
+	if (n)
+		return n;
 	do
 		n = recv(stream->fd, p, len, MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
@@ -257,10 +262,10 @@ ssize_t real_send(struct stream *stream, const struct iovec *iov, int n, const s
 		struct cmsghdr align;
 	} control = { 0 };
 	struct msghdr message = { .msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)(n < IOV_MAX ? n : IOV_MAX) };
-	ssize_t sent;
+	ssize_t sent = check_open(stream);
 
-	CHECK_MAGIC(stream, STREAM_MAGIC);
-	CHECK(!stream->bulk && !stream->listening);
+	if (sent)
+		return sent;
 	if (arena) {
 		if (!stream->is_unix)
 			return -EOPNOTSUPP;
