@@ -73,6 +73,17 @@ class Loader:
         return self._pairs[torch.arange(start, start + PAIRS) % len(self._pairs)]
 
 
+def unpack(parts: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Fills `tensors` from parts (ranks, N): each rank's rows of all of them, in order, as Shard(0) cuts them."""
+    for rank, flat in enumerate(parts):
+        at = 0
+        for tensor in tensors:
+            rows = -(-tensor.shape[0] // len(parts))  # all ranks' alike, but the last ones have fewer or none
+            part = tensor[rank * rows : (rank + 1) * rows]
+            part.copy_(flat[at : at + part.numel()].view_as(part))
+            at += part.numel()
+
+
 class ShardedAdamW:
     """AdamW over replicated parameters: each rank keeps the state of, and updates, its rows of every parameter.
 
@@ -115,13 +126,7 @@ class ShardedAdamW:
         own = torch.cat([shard.reshape(-1) for shard in self._shards.values()])
         self._send[: len(own)] = own
         dist.all_gather_into_tensor(self._received, self._send)
-        for rank, flat in enumerate(self._received.view(self._size, -1)):
-            at = 0
-            for p in self._parameters.values():
-                rows = -(-p.shape[0] // self._size)  # as Shard(0) cuts: all equal but the last ones
-                part = p.detach()[rank * rows : (rank + 1) * rows]
-                part.copy_(flat[at : at + part.numel()].view_as(part))
-                at += part.numel()
+        unpack(self._received.view(self._size, -1), [p.detach() for p in self._parameters.values()])
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """{parameter: {"step": (), "exp_avg": DTensor, "exp_avg_sq": DTensor}}; shares memory with the optimizer."""
@@ -273,10 +278,19 @@ class Trainer:
         self.digest(state, "restored")
 
     def digest(self, state: dict, event: str) -> None:
-        """Reports SHA-256 of every whole tensor. All ranks take part, rank 0 writes."""
-        whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in flatten(state).items()}
+        """Reports SHA-256 of every whole tensor. All ranks send their shards, rank 0 hashes and writes."""
+        tensors = flatten(state)
+        shards = {name: t for name, t in tensors.items() if isinstance(t, DTensor)}
+        own = torch.cat([t.to_local().reshape(-1) for t in shards.values()])
+        longest = torch.tensor(own.numel())
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        parts = torch.empty(self.size, int(longest)) if self.rank == 0 else None
+        own = torch.nn.functional.pad(own, (0, int(longest) - own.numel()))
+        dist.gather(own, list(parts) if self.rank == 0 else None)
         if self.rank == 0:
-            self.report(event, step=self.steps, digests={name: sha256(t) for name, t in whole.items()})
+            whole = {name: torch.empty(t.shape) for name, t in shards.items()}
+            unpack(parts, list(whole.values()))
+            self.report(event, step=self.steps, digests={name: sha256(t) for name, t in (tensors | whole).items()})
 
     def count(self, state: dict) -> dict[str, int]:
         """Bytes that the ranks offer together, and those of them that a store must grow by: pieces that differ from one
