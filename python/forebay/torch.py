@@ -103,7 +103,8 @@ class ForebayWriter(_NamedByBundle, dcp.StorageWriter, AsyncStager):
 
     def storage_meta(self) -> StorageMeta:
         # The first hook of dcp.save. Emptied here, our planner resolves data only if DCP sets it up for this save.
-        self.planner.set_up_planner({})
+        if self.save is None:
+            self.planner.set_up_planner({})
         return StorageMeta(checkpoint_id=self.bundle, save_id=str(self.step))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
