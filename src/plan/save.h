@@ -9,8 +9,13 @@
  * taken first, as many of them as R asks; (2) the time at which the last storage NIC has written its uploads is minimal: each
  * block is uploaded by one of its holders. Restricted water-filling: blocks with equal sets of candidate nodes form a class;
  * fluid shares of classes over nodes by parametric max-flow (level = finishing time, binary search over the level, augmenting
- * along residual capacities); then blocks are dealt out to nodes along the shares, largest first, each within one block of it.
- * So every node's load exceeds the fluid optimum's level by less than one block.
+ * along residual capacities); then blocks are dealt out to nodes along the shares, each within one block of it, in order, so
+ * that neighbours and small pieces stay together. So every node's load exceeds the fluid optimum's level by less than one
+ * block, the largest of the plan.
+ *
+ * A block offered in fewer than R domains gets copies on other nodes; any node outside its domains may get one and upload it.
+ * Within these bounds capture is even over the nodes that offer a block and over the ranks of a node, and copies are even over
+ * the nodes that receive them. Nodes without a storage rate hold copies, but upload nothing.
  *
  * Later (room in the interface, no code yet): moving bytes to idle NICs before upload, chains, link limits.
  */
@@ -20,10 +25,12 @@
 
 #include "plan/plan.h"
 
+#define SAVE_SMALL_BYTES (64u << 10) /* pieces under this share slabs: consecutive ones of the same ranks go together */
+
 struct save_unique {
 	uint64_t bytes;	     /* 0 is legal: no blocks */
 	uint32_t first_rank; /* into save_facts.offers: the ranks that offer it, ascending */
-	uint32_t n_ranks;    /* >= 1 */
+	uint32_t n_ranks;    /* >= 1; slices of equal uniques may be one and the same */
 };
 
 struct save_facts {
@@ -40,12 +47,13 @@ struct save_facts {
 
 struct save_block {
 	uint32_t unique;
-	uint32_t bytes;	  /* 1..BLOCK_BYTES_MAX */
-	uint64_t offset;  /* in the unique's bytes */
-	uint32_t rank;	  /* captures it, into the pool of its own node = holder[0] */
-	uint32_t uploader; /* a node, one of holder[] */
-	uint32_t holder[PLAN_COPIES_MAX];	/* nodes, distinct domains */
-	uint32_t holder_rank[PLAN_COPIES_MAX]; /* the rank that captures there too, or SAVE_COPIED: sent from holder[0] */
+	uint32_t bytes;			  /* 1..BLOCK_BYTES_MAX */
+	uint64_t offset;		  /* in the unique's bytes */
+	uint32_t rank;			  /* captures it, into the pool of its own node = holder[0] */
+	uint32_t uploader;		  /* a node, one of holder[] */
+	uint32_t holder[PLAN_COPIES_MAX]; /* nodes, distinct domains, capturing ones first; UINT32_MAX past R */
+	uint32_t holder_rank
+		[PLAN_COPIES_MAX]; /* the rank that captures there too, or SAVE_COPIED: sent from holder[0] */
 };
 #define SAVE_COPIED UINT32_MAX
 
@@ -60,7 +68,7 @@ struct save_plan {
 
 /* Outcomes beside 0 and negative errno. */
 enum {
-	SAVE_NO_DOMAINS = 1, /* fewer failure domains than copies */
+	SAVE_NO_DOMAINS = 1, /* there are bytes, and fewer failure domains than copies */
 	SAVE_NO_RATE = 2,    /* bytes to upload and no node with a storage rate among the possible holders */
 };
 
