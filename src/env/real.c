@@ -232,12 +232,17 @@ int env_real_new(const char *name, unsigned workers, struct env **ret, struct er
 
 struct last_task {
 	struct task task;
-	struct loop *loop;
+	struct real *real;
 };
 
-static void stop_loop(struct task *task)
+static void stop_when_drained(struct task *task)
 {
-	loop_stop(container_of(task, struct last_task, task)->loop);
+	struct real *real = container_of(task, struct last_task, task)->real;
+
+	if (real->mover.n_undelivered)
+		loop_post(real->env.loop, task);
+	else
+		loop_stop(real->env.loop);
 }
 
 /*
@@ -246,12 +251,10 @@ static void stop_loop(struct task *task)
  */
 static void drain(struct real *real)
 {
-	struct last_task last = { .task.fn = stop_loop, .loop = real->env.loop };
+	struct last_task last = { .task.fn = stop_when_drained, .real = real };
 
-	while (real->mover.n_undelivered && loop_turn(last.loop) == 0) {
-	}
-	loop_post(last.loop, &last.task);
-	loop_run(last.loop);
+	loop_post(real->env.loop, &last.task);
+	loop_run(real->env.loop);
 }
 
 void env_real_free(struct env *env)
