@@ -24,6 +24,10 @@
 #define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
 #endif
 
+#define SPARED_BYTES	(128u << 20) /* left for everybody else; also what MemAvailable may be wrong by */
+#define STEP_BYTES	((size_t)1 << 30)
+#define KERNEL_TEXT_MAX 1024
+
 static int memory_file(const char *name)
 {
 	unsigned flags = MFD_ALLOW_SEALING | MFD_CLOEXEC;
@@ -34,17 +38,65 @@ static int memory_file(const char *name)
 	return fd;
 }
 
-/* Takes the pages. An interrupted fallocate() has given back what it took, so it starts again. */
-static int take_pages(int fd, size_t size)
+/* The number after @key in a file of the kernel's, or UINT64_MAX if either is not there ("max" is no number, too). */
+static uint64_t kernel_number(const char *path, const char *key)
 {
-	int r;
+	char text[KERNEL_TEXT_MAX];
+	_cleanup_(fd_close) int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
 
+	if (n <= 0)
+		return UINT64_MAX;
+	text[n] = 0;
+	char *at = strstr(text, key);
+	if (!at)
+		return UINT64_MAX;
+	at += strlen(key);
+	at += strspn(at, " ");
+	return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : UINT64_MAX;
+}
+
+/*
+ * The file system behind memfd has no size of its own: fallocate() goes on until the OOM killer ends it, or somebody
+ * else. So it is on us to see that there is room.
+ */
+static int check_room(size_t bytes, size_t arena_bytes, struct error *e)
+{
+	uint64_t free_kib = kernel_number("/proc/meminfo", "MemAvailable:");
+	uint64_t free_bytes = free_kib < UINT64_MAX / 1024 ? free_kib * 1024 : UINT64_MAX;
+	uint64_t limit_bytes = kernel_number("/sys/fs/cgroup/memory.max", ""); /* a container's, version 2 */
+
+	if (limit_bytes < free_bytes)
+		free_bytes = limit_bytes;
+	if (free_bytes >= SPARED_BYTES && bytes <= free_bytes - SPARED_BYTES)
+		return 0;
+	return error_set(e, -ENOMEM, "arena of %zu bytes: there is room for only %llu more, and %u MiB must stay free",
+			 arena_bytes, (unsigned long long)free_bytes, SPARED_BYTES >> 20);
+}
+
+/* Takes the pages, step by step, as others take memory meanwhile. An interrupted fallocate() has given back its step. */
+static int take_pages(int fd, size_t size, struct error *e)
+{
+	int r = check_room(size, size, e);
+
+	if (r)
+		return r;
 	if (ftruncate(fd, (off_t)size) < 0)
-		return -errno;
-	do
-		r = fallocate(fd, 0, 0, (off_t)size) < 0 ? -errno : 0;
-	while (r == -EINTR);
-	return r;
+		return error_set(e, -errno, "arena of %zu bytes: ftruncate: %s", size, strerror(errno));
+	for (size_t at = 0; at < size; at += STEP_BYTES) {
+		size_t step = size - at < STEP_BYTES ? size - at : STEP_BYTES;
+
+		r = check_room(step, size, e);
+		if (r)
+			return r;
+		do
+			r = fallocate(fd, 0, (off_t)at, (off_t)step) < 0 ? -errno : 0;
+		while (r == -EINTR);
+		if (r)
+			return error_set(e, r, "arena of %zu bytes: no more memory after %zu: %s", size, at,
+					 strerror(-r));
+	}
+	return 0;
 }
 
 /* Enters the pages into our page table: 2.2 us each, better now than on the way of the first save. */
@@ -74,10 +126,9 @@ int real_arena_new(struct env *env, size_t size, bool shared_read, struct arena 
 	_cleanup_(fd_close) int fd = memory_file(shared_read ? "forebay-read" : "forebay-capture");
 	if (fd < 0)
 		return error_set(e, -errno, "arena of %zu bytes: memfd_create: %s", size, strerror(errno));
-	int r = take_pages(fd, size);
+	int r = take_pages(fd, size, e);
 	if (r)
-		return error_set(e, r, "arena of %zu bytes: there is not so much shared memory: %s", size,
-				 strerror(-r));
+		return r;
 
 	uint8_t *ptr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (ptr == MAP_FAILED)

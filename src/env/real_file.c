@@ -57,8 +57,9 @@ static int retry_openat(int dir_fd, const char *path, int flags, mode_t mode)
 /* The descriptor, or a negative errno. -EXDEV: a symbolic link leads out of the directory. */
 static int open_beneath(const struct dir *dir, const char *path, int flags, mode_t mode)
 {
+	flags |= flags & O_PATH ? O_CLOEXEC : O_CLOEXEC | O_NOCTTY; /* with O_PATH the kernel wants no idle flags */
 	struct open_how how = {
-		.flags = (uint64_t)(flags | O_CLOEXEC | O_NOCTTY),
+		.flags = (uint64_t)flags,
 		.mode = flags & O_CREAT ? mode : 0,
 		.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS,
 	};
@@ -73,7 +74,7 @@ static int open_beneath(const struct dir *dir, const char *path, int flags, mode
 		return (int)fd;
 	if (errno != ENOSYS && errno != EPERM) /* before Linux 5.6, or a container's filter that does not know it */
 		return -errno;
-	return retry_openat(dir->fd, path, flags | O_CLOEXEC | O_NOCTTY, mode);
+	return retry_openat(dir->fd, path, flags, mode);
 }
 
 /* Where the last part of a path stands: a directory, open, and the name in it. */
