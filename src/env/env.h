@@ -159,7 +159,8 @@ struct env {
 
 /* The real world: epoll, @workers worker threads, one mover thread. loop is made and owned by it. */
 int env_real_new(const char *name, unsigned workers, struct env **ret, struct error *e);
-void env_real_free(struct env *env); /* joins its threads; no jobs or streams may be left */
+/* Delivers the last bulk completions of closed streams and joins its threads; no jobs or streams may be left. */
+void env_real_free(struct env *env);
 
 /* Convenience: thin calls through the table, so that users read env_now(env) and the like. */
 static inline uint64_t env_now(struct env *env)

@@ -246,8 +246,8 @@ static void stop_when_drained(struct task *task)
 }
 
 /*
- * Bulk operations on closed streams come back by themselves, but later; what they belong to is freed by their completions, and
- * nobody else knows when that is. So they get their turns here, and so do the tasks that they post.
+ * Bulk operations on closed streams come back by themselves, but later; what they belong to is freed by their completions,
+ * and nobody else knows when that is. So they get their turns here, and so do the tasks that they post.
  */
 static void drain(struct real *real)
 {

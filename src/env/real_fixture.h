@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +40,7 @@ static inline int fixture_setup(void **state)
 
 	if (!fixture)
 		return -1;
-	strcpy(fixture->dir, "/tmp/forebay-env-XXXXXX");
+	snprintf(fixture->dir, sizeof(fixture->dir), "/tmp/forebay-env-XXXXXX");
 	if (!mkdtemp(fixture->dir))
 		return -1;
 	fixture->tick.fn = fixture_tick;
@@ -47,15 +48,17 @@ static inline int fixture_setup(void **state)
 	return env_real_new("test", 2, &fixture->env, &e);
 }
 
+static inline int fixture_remove(const char *path, const struct stat *st, int type, struct FTW *where)
+{
+	return remove(path);
+}
+
 static inline int fixture_teardown(void **state)
 {
 	struct fixture *fixture = *state;
-	char command[128];
-
 	timer_disarm(fixture->env->loop, &fixture->tick);
 	env_real_free(fixture->env);
-	snprintf(command, sizeof(command), "rm -rf %s", fixture->dir);
-	int r = system(command);
+	int r = nftw(fixture->dir, fixture_remove, 16, FTW_DEPTH | FTW_PHYS);
 	free(fixture);
 	return r;
 }

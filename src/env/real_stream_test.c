@@ -51,7 +51,7 @@ static void bytes_pass_over_tcp_on_ipv6(void **state)
 	int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
-		skip(); /* a kernel without it */
+		return; /* a kernel without it */
 	close(fd);
 	pair_open(f, "tcp:[::1]:0", &pair);
 	assert_bytes_pass(f, pair.near, pair.far);
