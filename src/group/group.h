@@ -14,11 +14,11 @@
 #include "store/store.h"
 #include "wire/message.h"
 
-#define GROUP_NAME_MAX	   200	  /* bytes of UTF-8, also of a run */
-#define GROUP_RANKS_MAX	   65536
-#define GATHER_TIMEOUT_MS  600000 /* a rank that has not offered by then fails the save */
-#define DRAIN_TIMEOUT_MS   600000 /* captured to durable */
-#define LEASE_TTL_MS	   5000
+#define GROUP_NAME_MAX	  200 /* bytes of UTF-8, also of a run */
+#define GROUP_RANKS_MAX	  65536
+#define GATHER_TIMEOUT_MS 600000 /* a rank that has not offered by then fails the save */
+#define DRAIN_TIMEOUT_MS  600000 /* captured to durable */
+#define LEASE_TTL_MS	  5000
 
 struct groups;
 struct rank; /* one client's membership in one group */
@@ -29,7 +29,8 @@ struct rank_events {
 	void *arg;
 };
 
-int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles, struct groups **ret);
+int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles,
+	       struct groups **ret);
 void groups_stop(struct groups *groups); /* waits: saves under way are failed, leases given back */
 void groups_free(struct groups *groups); /* accepts NULL */
 
@@ -53,7 +54,8 @@ void group_cancel(struct rank *rank, uint64_t number); /* a save or a load */
  */
 struct reader;
 int group_load_new(struct groups *groups, struct rank *rank, const struct rank_events *events, struct version *version,
-		   const struct msg_load *load, struct reader **ret, struct error *e); /* checks wants against the version */
+		   const struct msg_load *load, struct reader **ret,
+		   struct error *e); /* checks wants against the version */
 int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e);
 void group_load_release(struct reader *reader, struct list_view tokens);
 void group_load_free(struct reader *reader); /* unpins whatever the client still had */

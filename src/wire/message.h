@@ -54,7 +54,8 @@
 	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
 	X(73, G_COPY)  /* msg_g_copy -> empty */                                             \
 	X(74, G_UPLOAD) /* msg_g_upload -> empty */                                          \
-	X(75, G_STAGE) /* msg_g_stage -> empty */
+	X(75, G_STAGE) /* msg_g_stage -> empty */                                            \
+	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */
 
 enum msg_type {
 #define X(number, name) MSG_##name = number,
@@ -188,7 +189,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
 #define ELEM_u32(F)	    F(u32, v)
-#define MSG_g_want(F)	    F(str, tenant) F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, version) F(u64, nth) F(list, ranks) F(list, blocks)
+#define MSG_g_want(F)                                                                                              \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) \
+	F(list, blocks) F(list, held) /* held: those of blocks that the node has already */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
 

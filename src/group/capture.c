@@ -1,0 +1,455 @@
+/*
+ * group/capture.c: a node makes room for its part of a save, grants spans to its ranks, and takes in what they report.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/member.h"
+
+#define GRANTS_PER_FRAME 16384 /* of at most 44 bytes each: within a frame's body */
+
+CLEANUP_OF(struct msave *, msave_put);
+CLEANUP_OF(struct part *, part_put);
+
+/* ---- the node's part ------------------------------------------------------------------------------------------------ */
+
+static int by_rank_and_block(const void *a, const void *b)
+{
+	const struct part_block *x = a, *y = b;
+
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	return (x->block > y->block) - (x->block < y->block);
+}
+
+static int by_block(const void *a, const void *b)
+{
+	const struct part_receive *x = a, *y = b;
+
+	return (x->block > y->block) - (x->block < y->block);
+}
+
+static int parse_lists(const struct msg_g_reserve *reserve, struct part *part, struct error *e)
+{
+	struct list_view blocks = reserve->blocks, receives = reserve->receives;
+	struct elem_g_block block;
+	struct elem_g_receive receive;
+	int r;
+
+	while ((r = elem_g_block_next(&blocks, &block)) == 0) {
+		if (!block.bytes || block.bytes > BLOCK_BYTES_MAX || block.mode > CAPTURE_CHECK)
+			return error_set(e, -EPROTO, "block %u of %u bytes in mode %u", block.block, block.bytes,
+					 block.mode);
+		part->blocks[part->n_blocks++] = (struct part_block){ .offset = block.offset,
+								      .block = block.block,
+								      .rank = block.rank,
+								      .item = block.item,
+								      .bytes = block.bytes,
+								      .mode = block.mode };
+	}
+	if (r < 0)
+		return r;
+	while ((r = elem_g_receive_next(&receives, &receive)) == 0) {
+		if (!receive.bytes || receive.bytes > BLOCK_BYTES_MAX)
+			return error_set(e, -EPROTO, "block %u of %u bytes", receive.block, receive.bytes);
+		part->receives[part->n_receives++] =
+			(struct part_receive){ .block = receive.block, .bytes = receive.bytes };
+	}
+	return r < 0 ? r : 0;
+}
+
+static int parse_part(const struct msg_g_reserve *reserve, struct part **ret, struct error *e)
+{
+	_cleanup_(cleanup_part_put) struct part *part = calloc(1, sizeof(*part));
+	int r;
+
+	if (!part)
+		return -ENOMEM;
+	part->refs = 1;
+	part->plan = reserve->plan;
+	part->blocks =
+		calloc(reserve->blocks.count + 1, sizeof(*part->blocks)); /* bounded by the frame: get_list saw to it */
+	part->receives = calloc(reserve->receives.count + 1, sizeof(*part->receives));
+	if (!part->blocks || !part->receives)
+		return -ENOMEM;
+	r = parse_lists(reserve, part, e);
+	if (r)
+		return r;
+	qsort(part->blocks, part->n_blocks, sizeof(*part->blocks), by_rank_and_block);
+	qsort(part->receives, part->n_receives, sizeof(*part->receives), by_block);
+	*ret = TAKE(part);
+	return 0;
+}
+
+/* Each rank's run of blocks in the part; a block of a rank that is not here is a coordinator's error. */
+static int find_ranges(struct msave *save, struct error *e)
+{
+	const struct part *part = save->part;
+	size_t at = 0;
+
+	list_each(node, &save->offers) {
+		struct moffer *offer = list_entry(node, struct moffer, link);
+
+		offer->first = at;
+		for (; at < part->n_blocks && part->blocks[at].rank == offer->number; at++)
+			if (part->blocks[at].item >= offer->structure->n_items)
+				return error_set(e, -EPROTO, "rank %u has no item %u", offer->number,
+						 part->blocks[at].item);
+		offer->n = at - offer->first;
+	}
+	if (at < part->n_blocks)
+		return error_set(e, -ERR_ERANK, "rank %u is not on this node any more", part->blocks[at].rank);
+	return 0;
+}
+
+static int make_room(struct msave *save, uint64_t deadline_ns, struct error *e)
+{
+	struct store *store = save->groups->store;
+	const struct part *part = save->part;
+	int r = 0;
+
+	save->blocks = calloc(part->n_blocks + 1, sizeof(*save->blocks));
+	save->received = calloc(part->n_receives + 1, sizeof(struct block *));
+	if (!save->blocks || !save->received)
+		return -ENOMEM;
+	for (size_t i = 0; !r && i < part->n_blocks && save->state == SAVE_RESERVING; i++)
+		if (part->blocks[i].mode == CAPTURE_COPY)
+			r = store_block_new(store, POOL_CAPTURE, part->blocks[i].bytes, deadline_ns,
+					    &save->blocks[i].block, e);
+	for (size_t i = 0; !r && i < part->n_receives && save->state == SAVE_RESERVING; i++)
+		r = store_block_new(store, POOL_READ, part->receives[i].bytes, deadline_ns, &save->received[i], e);
+	if (!r && save->state != SAVE_RESERVING)
+		r = error_set(e, save->error.code, "%s", save->error.text);
+	return r;
+}
+
+static struct msave *find_offered(struct groups *groups, const struct msg_g_reserve *reserve, struct mgroup **ret_group)
+{
+	_cleanup_(buf_fini) struct buf key = { 0 };
+
+	*ret_group = NULL;
+	if (group_key(&key, reserve->tenant, reserve->group, reserve->incarnation))
+		return NULL;
+	struct mgroup *group = map_get(&groups->members, view_buf(&key));
+	if (!group)
+		return NULL;
+	*ret_group = group;
+	list_each(node, &group->saves) {
+		struct msave *save = list_entry(node, struct msave, group_link);
+
+		if (save->state == SAVE_GATHERING && save->sent && save->step == reserve->step &&
+		    view_equal(view_str(save->bundle), reserve->bundle))
+			return save;
+	}
+	return NULL;
+}
+
+/* The plan by its number alone: the part that the node remembers, if it does. */
+static struct part *remembered_part(const struct mgroup *group, const struct msg_g_reserve *reserve)
+{
+	struct part *part = group ? map_get(&group->parts, reserve->bundle) : NULL;
+
+	if (!part || part->plan != reserve->plan)
+		return NULL;
+	part->refs++;
+	return part;
+}
+
+static int reserve_for(struct msave *save, struct part **part, uint64_t save_id, uint64_t deadline_ns, struct error *e)
+{
+	int r;
+
+	save->save_id = save_id;
+	save->part = TAKE(*part);
+	save_state_move(&save->state, SAVE_RESERVING);
+	r = map_put(&save->groups->saves, view_of(&save->save_id, sizeof(save->save_id)), save);
+	if (!r)
+		r = find_ranges(save, e);
+	if (!r)
+		r = make_room(save, deadline_ns, e);
+	if (r)
+		msave_fail(save, r, e->code ? e->text : error_meaning(r));
+	return r;
+}
+
+static int serve_reserve(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			 struct error *e)
+{
+	struct groups *groups = arg;
+	_cleanup_(cleanup_part_put) struct part *part = NULL;
+	struct msg_save_reply reply = { 0 };
+	struct msg_g_reserve reserve;
+	struct mgroup *group;
+	int r = msg_g_reserve_decode(body, &reserve);
+
+	if (r || !reserve.save_id || msave_by_id(groups, reserve.save_id))
+		return error_set(e, -EPROTO, "malformed or repeated G_RESERVE from %s", from);
+	struct msave *found = find_offered(groups, &reserve, &group);
+	if (reserve.cached)
+		part = remembered_part(group, &reserve);
+	else
+		r = parse_part(&reserve, &part, e);
+	if (r)
+		return r;
+	reply.need_items = !part;
+	if (!part)
+		return msg_save_reply_encode(&reply, answer);
+	if (!found && part->n_blocks)
+		return error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve.step,
+				 (int)reserve.bundle.len, reserve.bundle.ptr);
+	if (!found)
+		found = msave_new(groups, NULL, reserve.bundle, reserve.step, from);
+	if (!found)
+		return -ENOMEM;
+
+	found->refs++;
+	_cleanup_(cleanup_msave_put) struct msave *save = found;
+	r = reserve_for(save, &part, reserve.save_id, deadline_ns, e);
+	reply.save_id = save->save_id;
+	return r ? r : msg_save_reply_encode(&reply, answer);
+}
+
+/* ---- grants --------------------------------------------------------------------------------------------------------- */
+
+static int push_grants(struct msave *save, struct moffer *offer, size_t first, size_t n, bool last)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct list_buf grants = { 0 };
+	struct msg_grant grant = { .mode = save->hinted ? GRANT_HINTED : GRANT_FULL, .last = last };
+	const struct arena *arena = pool_arena(store_pool(save->groups->store), POOL_CAPTURE);
+	int r = 0;
+
+	for (size_t i = first; !r && i < first + n; i++) {
+		const struct part_block *part = &save->part->blocks[i];
+		const struct block *block = save->blocks[i].block;
+		struct elem_grant elem = { .item = part->item,
+					   .block = part->block,
+					   .offset = part->offset,
+					   .bytes = part->bytes,
+					   .arena = block ? arena->id : 0,
+					   .arena_offset = block ? block->offset : 0 };
+
+		r = elem_grant_append(&grants, &elem);
+	}
+	grant.grants = list_buf_view(&grants);
+	if (!r)
+		r = msg_grant_encode(&grant, &body);
+	list_buf_fini(&grants);
+	if (!r && offer->rank)
+		offer->rank->events.push(offer->rank->events.arg, MSG_GRANT, offer->client_save, view_buf(&body));
+	return r;
+}
+
+static int grant_all(struct msave *save)
+{
+	int r = 0;
+
+	list_each(node, &save->offers) {
+		struct moffer *offer = list_entry(node, struct moffer, link);
+
+		offer->outstanding = offer->n;
+		for (size_t i = offer->first; i < offer->first + offer->n; i++)
+			save->blocks[i].filled = false;
+		for (size_t at = 0; !r && at < offer->n; at += GRANTS_PER_FRAME) {
+			size_t n = offer->n - at < GRANTS_PER_FRAME ? offer->n - at : GRANTS_PER_FRAME;
+
+			r = push_grants(save, offer, offer->first + at, n, at + n == offer->n);
+		}
+	}
+	return r;
+}
+
+static size_t outstanding(const struct msave *save)
+{
+	size_t n = 0;
+
+	list_each(node, &save->offers)
+		n += list_entry(node, struct moffer, link)->outstanding;
+	return n;
+}
+
+int capture_answer(const struct msave *save, struct buf *answer)
+{
+	struct list_buf list = { 0 };
+	struct msg_g_capture_reply reply;
+	int r = 0;
+
+	for (size_t i = 0; !r && i < save->part->n_blocks; i++) {
+		const struct mblock *block = &save->blocks[i];
+		struct elem_g_filled filled = { .block = save->part->blocks[i].block,
+						.rank = save->part->blocks[i].rank,
+						.crc = block->crc,
+						.flags = block->flags,
+						.sample = block->sample,
+						.digest = block->digest };
+
+		if (block->filled)
+			r = elem_g_filled_append(&list, &filled);
+	}
+	reply.filled = list_buf_view(&list);
+	if (!r)
+		r = msg_g_capture_reply_encode(&reply, answer);
+	list_buf_fini(&list);
+	return r;
+}
+
+static int serve_capture(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			 struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_capture capture = { 0 };
+	int r = msg_g_capture_decode(body, &capture);
+	struct msave *found = r ? NULL : msave_by_id(groups, capture.save_id);
+
+	if (!found || !save_state_may_move(found->state, SAVE_CAPTURING))
+		return error_set(e, -ENOENT, "no save %016" PRIx64 " to capture here", capture.save_id);
+	found->refs++;
+	_cleanup_(cleanup_msave_put) struct msave *save = found;
+	save_state_move(&save->state, SAVE_CAPTURING);
+	save->hinted = capture.hinted;
+	r = grant_all(save);
+	while (!r && save->state == SAVE_CAPTURING && outstanding(save))
+		r = wait_at(&save->changed, deadline_ns);
+	if (r == -ETIMEDOUT)
+		return error_set(e, r, "%zu blocks were not captured in time", outstanding(save));
+	if (!r && save->state != SAVE_CAPTURING)
+		return error_set(e, save->error.code ? save->error.code : -ECANCELED, "%s", save->error.text);
+	return r ? r : capture_answer(save, answer);
+}
+
+/* ---- what ranks report ---------------------------------------------------------------------------------------------- */
+
+struct filling { /* one FILLED message, checked on a worker */
+	struct msave *save;
+	size_t *places; /* into the part */
+	size_t n;
+	struct elem_filled *filled;
+};
+
+/* The place of a block among those of the rank: SIZE_MAX when it has none such, or reported it before. */
+static size_t find_place(const struct msave *save, const struct moffer *offer, uint32_t block)
+{
+	struct part_block key = { .rank = offer->number, .block = block };
+	const struct part_block *at =
+		bsearch(&key, save->part->blocks + offer->first, offer->n, sizeof(key), by_rank_and_block);
+
+	return at && !save->blocks[at - save->part->blocks].filled ? (size_t)(at - save->part->blocks) : SIZE_MAX;
+}
+
+static int parse_filled(struct filling *filling, const struct moffer *offer, struct list_view list, struct error *e)
+{
+	int r;
+
+	filling->places = calloc(list.count + 1, sizeof(*filling->places));
+	filling->filled = calloc(list.count + 1, sizeof(*filling->filled));
+	if (!filling->places || !filling->filled)
+		return -ENOMEM;
+	while ((r = elem_filled_next(&list, &filling->filled[filling->n])) == 0) {
+		size_t place = find_place(filling->save, offer, filling->filled[filling->n].block);
+
+		if (place == SIZE_MAX)
+			return error_set(e, -EPROTO,
+					 "rank %u reported block %u, which it was not granted or has reported",
+					 offer->number, filling->filled[filling->n].block);
+		filling->save->blocks[place].filled = true; /* a second report of it is refused from here on */
+		filling->places[filling->n++] = place;
+	}
+	return r == 1 ? 0 : r;
+}
+
+/* The holder sums what it holds: a copy that is not what the rank says that it copied never gets further. */
+static int check_on_worker(void *arg)
+{
+	struct filling *filling = arg;
+
+	for (size_t i = 0; i < filling->n; i++) {
+		const struct block *block = filling->save->blocks[filling->places[i]].block;
+		const struct elem_filled *filled = &filling->filled[i];
+
+		if (!block)
+			continue;
+		bool good = crc32c(0, block->ptr, block->bytes) == filled->crc;
+		if (good && (filled->flags & FILLED_ZERO))
+			good = bytes_are_zero(block->ptr, block->bytes);
+		if (!good)
+			return -ERR_ECHANGED;
+	}
+	return 0;
+}
+
+static int accept_filled(struct filling *filling)
+{
+	struct msave *save = filling->save;
+	int r = 0;
+
+	for (size_t i = 0; !r && i < filling->n; i++) {
+		struct mblock *block = &save->blocks[filling->places[i]];
+		const struct elem_filled *filled = &filling->filled[i];
+
+		block->digest = filled->digest;
+		block->crc = filled->crc;
+		block->flags = filled->flags;
+		block->sample = filled->sample;
+		if (save->hinted || !block->block)
+			continue;
+		if (filled->flags & FILLED_ZERO) {
+			block_unpin(block->block); /* a hole takes no room */
+			block->block = NULL;
+			continue;
+		}
+		r = msave_index(&block->block, &block->digest, block->crc);
+	}
+	return r;
+}
+
+static struct msave *find_by_number(struct rank *rank, uint64_t number, struct moffer **ret)
+{
+	list_each(node, &rank->group->saves) {
+		struct msave *save = list_entry(node, struct msave, group_link);
+		struct moffer *offer = msave_offer_of(save, rank);
+
+		if (offer && offer->client_save == number) {
+			*ret = offer;
+			return save;
+		}
+	}
+	return NULL;
+}
+
+int group_filled(struct rank *rank, const struct msg_filled *filled, struct error *e)
+{
+	struct filling filling = { 0 };
+	struct moffer *offer;
+	struct msave *found = find_by_number(rank, filled->save, &offer);
+	int r;
+
+	if (!found || found->state != SAVE_CAPTURING)
+		return 0; /* it has failed meanwhile, and the rank will hear of it */
+	found->refs++;
+	_cleanup_(cleanup_msave_put) struct msave *save = found;
+	filling.save = save;
+	r = parse_filled(&filling, offer, filled->filled, e);
+	if (!r && !save->hinted)
+		r = env_call(save->groups->env, check_on_worker, &filling);
+	if (r == -ERR_ECHANGED)
+		(void)error_set(
+			e, r, "rank %u: captured bytes of step %" PRIu64 " of %s were changed before they were checked",
+			offer->number, save->step, save->bundle);
+	if (!r && save->state == SAVE_CAPTURING)
+		r = accept_filled(&filling);
+	offer->outstanding -= filling.n < offer->outstanding ? filling.n : offer->outstanding;
+	if (!outstanding(save))
+		wake_all(&save->changed);
+	msave_settled(save);
+	free(filling.places);
+	free(filling.filled);
+	return r;
+}
+
+void capture_serve(struct groups *groups)
+{
+	cluster_serve(groups->cluster, MSG_G_RESERVE, serve_reserve, groups);
+	cluster_serve(groups->cluster, MSG_G_CAPTURE, serve_capture, groups);
+}

@@ -1,0 +1,504 @@
+/*
+ * group/coordinator.c: who coordinates a group, and its ranks.
+ *
+ * The daemon that holds the lease g/<tenant>/<group> coordinates; it writes its name to gc/<tenant>/<group>, so that others find
+ * it. Each run of a job is an incarnation, counted in gi/<tenant>/<group>. A lease that was lost stops new work; what is under way
+ * is fenced by the lease's record, which every transaction of the group expects.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "group/inside.h"
+
+#define RENEW_MS       (LEASE_TTL_MS / 3)
+#define NAMES_IN_ERROR 8 /* missing ranks that an error lists */
+
+struct cgroup *cgroup_get(struct cgroup *group)
+{
+	group->refs++;
+	return group;
+}
+
+void cgroup_put(struct cgroup *group)
+{
+	if (!group || --group->refs)
+		return;
+	for (struct map_slot *s = map_first(&group->remembered); s; s = map_next(s))
+		recipe_put(map_value(s));
+	map_fini(&group->remembered);
+	steps_fini(&group->steps);
+	free(group->tenant);
+	free(group->name);
+	free(group->run);
+	free(group->ranks);
+	buf_fini(&group->key);
+	buf_fini(&group->lease_key);
+	buf_fini(&group->lease_record);
+	free(group);
+}
+
+CLEANUP_OF(struct cgroup *, cgroup_put);
+
+static int row_key(struct buf *out, const char *kind, struct view tenant, struct view group)
+{
+	int r = buf_printf(out, "%s/", kind);
+
+	if (!r)
+		r = buf_append(out, tenant.ptr, tenant.len);
+	if (!r)
+		r = buf_append(out, "/", 1);
+	if (!r)
+		r = buf_append(out, group.ptr, group.len);
+	return r;
+}
+
+/* Asks for the lease: 0 with its epoch, META_HELD, or an error. */
+static int ask_lease(struct groups *groups, struct view key, uint64_t deadline_ns, uint64_t *ret_epoch, struct error *e)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_LEASE);
+	uint64_t holder;
+	int r = req ? meta_put_lease(req, key, groups->token, LEASE_TTL_MS) : -ENOMEM;
+
+	if (!r)
+		r = meta_call_run(cluster_meta(groups->cluster), &req, deadline_ns, e);
+	if (r < 0)
+		return r;
+	int parsed = meta_out_lease(view_buf(&req->out), &holder, ret_epoch);
+	return parsed ? parsed : r;
+}
+
+static void give_lease_back(struct cgroup *group)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
+
+	if (req && !meta_put_lease(req, view_buf(&group->lease_key), group->groups->token, 0))
+		(void)meta_call_run(cluster_meta(group->groups->cluster), &req,
+				    env_in_ms(group->groups->env, SETTLE_MS), NULL);
+}
+
+/* One put under the group's lease. -ERR_ESTALEEPOCH when somebody else holds it by now. */
+static int fenced_put(struct cgroup *group, struct view key, struct view value, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+	int r = req ? meta_txn_expect(req, view_buf(&group->lease_key), view_buf(&group->lease_record)) : -ENOMEM;
+
+	if (!r)
+		r = meta_txn_put(req, key, value);
+	if (!r)
+		r = meta_call_run(cluster_meta(group->groups->cluster), &req, deadline_ns, e);
+	if (r == META_CONFLICT)
+		return error_set(e, -ERR_ESTALEEPOCH, "group %s has another coordinator by now", group->name);
+	return r;
+}
+
+static void drop(struct cgroup *group)
+{
+	struct groups *groups = group->groups;
+
+	group->lost = true;
+	if (map_get(&groups->coordinated, view_buf(&group->key)) == group) {
+		map_remove(&groups->coordinated, view_buf(&group->key));
+		cgroup_put(group);
+	}
+	wake_all(&group->changed);
+}
+
+static bool is_idle(const struct cgroup *group)
+{
+	return !group->n_here && list_empty(&group->saves) && list_empty(&group->loads);
+}
+
+static int keep_lease(void *arg)
+{
+	_cleanup_(cleanup_cgroup_put) struct cgroup *group = arg;
+	struct env *env = group->groups->env;
+	uint64_t renewed_ns = env_now(env), idle_since_ns = 0, epoch;
+	int r = 0;
+
+	while (!group->lost) {
+		r = fiber_sleep_until(env_in_ms(env, RENEW_MS));
+		if (r)
+			break;
+		uint64_t asked_ns = env_now(env);
+		r = ask_lease(group->groups, view_buf(&group->lease_key), env_in_ms(env, RENEW_MS), &epoch, NULL);
+		if (r == 0)
+			renewed_ns = asked_ns;
+		bool over = r == META_HELD || (!r && epoch != group->epoch) ||
+			    env_now(env) - renewed_ns > LEASE_TTL_MS * NS_PER_MS * 2 / 3;
+		if (over) {
+			logm(LOG_WARN, "group.lease-lost", "group=%s epoch=%lu", group->name,
+			     (unsigned long)group->epoch);
+			break;
+		}
+		idle_since_ns = is_idle(group) ? (idle_since_ns ? idle_since_ns : asked_ns) : 0;
+		if (idle_since_ns && env_now(env) - idle_since_ns > LEASE_TTL_MS * NS_PER_MS) {
+			drop(group);
+			give_lease_back(group);
+			return 0;
+		}
+	}
+	if (!group->lost) {
+		save_abandon_all(group, -ERR_ESTALEEPOCH, "its coordinator lost the group's lease", true);
+		drop(group);
+	}
+	return 0;
+}
+
+static struct cgroup *cgroup_new(struct groups *groups, struct view tenant, struct view name, uint64_t epoch)
+{
+	_cleanup_(cleanup_cgroup_put) struct cgroup *group = calloc(1, sizeof(*group));
+	struct meta_lease_record record;
+
+	if (!group)
+		return NULL;
+	group->refs = 1;
+	group->groups = groups;
+	group->epoch = epoch;
+	waitplace_init(&group->changed);
+	list_init(&group->saves);
+	list_init(&group->loads);
+	map_init(&group->remembered);
+	map_init(&group->steps);
+	store_le64(record.holder_le, groups->token);
+	store_le64(record.epoch_le, epoch);
+	group->tenant = view_dup(tenant);
+	group->name = view_dup(name);
+	if (!group->tenant || !group->name || group_key(&group->key, tenant, name, 0) ||
+	    row_key(&group->lease_key, "g", tenant, name) || buf_append(&group->lease_record, &record, sizeof(record)))
+		return NULL;
+	return TAKE(group);
+}
+
+/* The lease is ours: makes the group known here, and its coordinator known to all. */
+static int take_over(struct groups *groups, struct view tenant, struct view name, uint64_t epoch, uint64_t deadline_ns,
+		     struct error *e)
+{
+	_cleanup_(buf_fini) struct buf row = { 0 }, value = { 0 };
+	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_new(groups, tenant, name, epoch);
+	struct view node = view_str(cluster_node(groups->cluster));
+	int r = group ? row_key(&row, "gc", tenant, name) : -ENOMEM;
+
+	if (!r)
+		r = put_str(&value, &node);
+	if (!r)
+		r = put_u64(&value, &epoch);
+	if (!r)
+		r = fenced_put(group, view_buf(&row), view_buf(&value), deadline_ns, e);
+	if (r)
+		return r;
+	if (map_get(&groups->coordinated, view_buf(&group->key)))
+		return 0; /* another fiber of this node was as quick */
+	r = fiber_start(&groups->flows, "lease", keep_lease, cgroup_get(group));
+	if (r) {
+		cgroup_put(group);
+		return r;
+	}
+	r = map_put(&groups->coordinated, view_buf(&group->key), group);
+	if (r) {
+		group->lost = true;
+		return r;
+	}
+	TAKE(group);
+	return 0;
+}
+
+/* Who the row says it is: 0, or -EAGAIN when the row is not (yet) that of the lease's holder. */
+static int read_coordinator(struct groups *groups, struct view tenant, struct view name, uint64_t epoch,
+			    uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1], struct error *e)
+{
+	_cleanup_(buf_fini) struct buf row = { 0 }, value = { 0 };
+	struct view node, in;
+	uint64_t row_epoch;
+	int r = row_key(&row, "gc", tenant, name);
+
+	if (!r)
+		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &value, deadline_ns, e);
+	if (r)
+		return r == -ENOENT ? -EAGAIN : r;
+	in = view_buf(&value);
+	r = get_str(&in, &node);
+	if (!r)
+		r = get_u64(&in, &row_epoch);
+	if (r || node.len > NODE_NAME_MAX)
+		return error_set(e, -ERR_EDAMAGED, "the index row of group %.*s is malformed", (int)name.len, name.ptr);
+	if (row_epoch != epoch || view_equal(node, view_str(cluster_node(groups->cluster))))
+		return -EAGAIN; /* ours from before a restart: nobody serves it until it expires */
+	memcpy(ret_node, node.ptr, node.len);
+	ret_node[node.len] = 0;
+	return 0;
+}
+
+static struct cgroup *find(struct groups *groups, struct view tenant, struct view name)
+{
+	_cleanup_(buf_fini) struct buf key = { 0 };
+
+	return group_key(&key, tenant, name, 0) ? NULL : map_get(&groups->coordinated, view_buf(&key));
+}
+
+struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation)
+{
+	struct cgroup *group = find(groups, tenant, name);
+
+	return group && group->incarnation == incarnation ? group : NULL;
+}
+
+int coordinator_locate(struct groups *groups, struct view tenant, struct view name, uint64_t deadline_ns,
+		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf lease = { 0 };
+	int r = row_key(&lease, "g", tenant, name);
+
+	while (!r) {
+		struct cgroup *group = find(groups, tenant, name);
+
+		if (group) {
+			snprintf(ret_node, NODE_NAME_MAX + 1, "%s", cluster_node(groups->cluster));
+			*ret_epoch = group->epoch;
+			return 0;
+		}
+		r = ask_lease(groups, view_buf(&lease), deadline_ns, ret_epoch, e);
+		if (r == 0) {
+			r = take_over(groups, tenant, name, *ret_epoch, deadline_ns, e);
+			if (r)
+				return r;
+			continue;
+		}
+		if (r != META_HELD)
+			return r;
+		r = read_coordinator(groups, tenant, name, *ret_epoch, deadline_ns, ret_node, e);
+		if (r != -EAGAIN)
+			return r;
+		if (env_now(groups->env) >= deadline_ns)
+			return error_set(e, -ETIMEDOUT, "group %.*s: no coordinator was found in time", (int)name.len,
+					 name.ptr);
+		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
+	}
+	return r;
+}
+
+/* ---- ranks ---------------------------------------------------------------------------------------------------------- */
+
+/* The run's incarnation, from the engine: the recorded one if it is the same run, else the next. */
+static int count_run(struct cgroup *group, struct view run, uint64_t deadline_ns, uint64_t *ret, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf row = { 0 }, old = { 0 }, value = { 0 };
+	struct view in, old_run = { 0 };
+	uint64_t incarnation = 0;
+	int r = row_key(&row, "gi", view_str(group->tenant), view_str(group->name));
+
+	if (r)
+		return r;
+	r = meta_get(cluster_meta(group->groups->cluster), view_buf(&row), &old, deadline_ns, e);
+	if (r && r != -ENOENT)
+		return r;
+	in = view_buf(&old);
+	if (!r && (get_u64(&in, &incarnation) || get_str(&in, &old_run)))
+		return error_set(e, -ERR_EDAMAGED, "the incarnation row of group %s is malformed", group->name);
+	if (!r && view_equal(old_run, run)) {
+		*ret = incarnation;
+		return 0;
+	}
+	incarnation++;
+	r = put_u64(&value, &incarnation);
+	if (!r)
+		r = put_str(&value, &run);
+	if (!r)
+		r = fenced_put(group, view_buf(&row), view_buf(&value), deadline_ns, e);
+	if (!r)
+		*ret = incarnation;
+	return r;
+}
+
+/* Makes @run the group's run, unless it is already. One fiber at a time: others find it done or wait. */
+static int enter_run(struct cgroup *group, const struct msg_g_join *join, uint64_t deadline_ns, struct error *e)
+{
+	uint64_t incarnation = 0;
+	int r = 0;
+
+	while (!r && group->entering)
+		r = wait_at(&group->changed, deadline_ns);
+	if (r || (group->run && view_equal(view_str(group->run), join->run)))
+		return r;
+
+	group->entering = true;
+	r = count_run(group, join->run, deadline_ns, &incarnation, e);
+	group->entering = false;
+	char *run = r ? NULL : view_dup(join->run);
+	struct crank *ranks = r ? NULL : calloc(join->size, sizeof(*ranks));
+	if (!r && run && ranks) {
+		if (group->run)
+			save_abandon_all(group, -ERR_ESTALEEPOCH, "a newer run of the group has begun", false);
+		free(group->run);
+		free(group->ranks);
+		group->run = run;
+		group->ranks = ranks;
+		group->size = join->size;
+		group->n_here = 0;
+		group->complete = false;
+		group->incarnation = incarnation;
+		steps_fini(&group->steps);
+		map_init(&group->steps);
+	} else {
+		free(run);
+		free(ranks);
+		r = r ? r : -ENOMEM;
+	}
+	wake_all(&group->changed);
+	return r;
+}
+
+static int missing_error(const struct cgroup *group, int code, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf names = { 0 };
+	unsigned missing = 0;
+
+	for (uint32_t i = 0; i < group->size; i++) {
+		if (group->ranks[i].presence == RANK_HERE)
+			continue;
+		if (missing++ < NAMES_IN_ERROR)
+			(void)buf_printf(&names, "%s%u", missing > 1 ? ", " : "", i);
+	}
+	return error_set(e, code, "group %s: %u of %u ranks did not join in time: %.*s%s", group->name, missing,
+			 group->size, (int)names.len, names.ptr, missing > NAMES_IN_ERROR ? ", ..." : "");
+}
+
+static int wait_for_all(struct cgroup *group, uint64_t incarnation, uint64_t deadline_ns, struct error *e)
+{
+	while (!group->lost && group->incarnation == incarnation && !group->complete) {
+		int r = wait_at(&group->changed, deadline_ns);
+
+		if (r == -ETIMEDOUT)
+			return missing_error(group, -ERR_ERANK, e);
+		if (r)
+			return r;
+	}
+	if (group->lost)
+		return error_set(e, -EAGAIN, "group %s: another coordinator takes over", group->name);
+	if (group->incarnation != incarnation)
+		return error_set(e, -ERR_ESTALEEPOCH, "group %s: a newer run has begun", group->name);
+	return 0;
+}
+
+static int serve_join(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_join join;
+	int r = msg_g_join_decode(body, &join);
+
+	if (r || join.node.len > NODE_NAME_MAX || join.rank >= join.size || join.size > GROUP_RANKS_MAX)
+		return error_set(e, -EPROTO, "malformed G_JOIN from %s", from);
+	struct cgroup *found = find(groups, join.tenant, join.group);
+	if (!found)
+		return error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)join.group.len,
+				 join.group.ptr);
+	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(found);
+
+	r = enter_run(group, &join, deadline_ns, e);
+	if (r)
+		return r;
+	if (join.size != group->size)
+		return error_set(e, -ERR_EMISMATCH, "group %s: rank %u says that there are %u ranks, others say %u",
+				 group->name, join.rank, join.size, group->size);
+	struct crank *rank = &group->ranks[join.rank];
+	if (rank->presence == RANK_HERE)
+		return error_set(e, -ERR_ERANK, "group %s: rank %u has joined twice, from node %s and node %.*s",
+				 group->name, join.rank, rank->node, (int)join.node.len, join.node.ptr);
+	rank->presence = RANK_HERE;
+	memcpy(rank->node, join.node.ptr, join.node.len);
+	rank->node[join.node.len] = 0;
+	group->complete = ++group->n_here == group->size || group->complete;
+	wake_all(&group->changed);
+
+	uint64_t incarnation = group->incarnation;
+	r = wait_for_all(group, incarnation, deadline_ns, e);
+	if (r) {
+		if (group->incarnation == incarnation && group->ranks[join.rank].presence == RANK_HERE) {
+			group->ranks[join.rank].presence = RANK_ABSENT;
+			group->n_here--;
+		}
+		return r;
+	}
+	struct msg_join_reply reply = { .incarnation = incarnation, .epoch = group->epoch };
+	return msg_join_reply_encode(&reply, answer);
+}
+
+static int serve_lost(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_lost lost;
+	int r = msg_g_lost_decode(body, &lost);
+
+	if (r)
+		return error_set(e, -EPROTO, "malformed G_LOST from %s", from);
+	struct cgroup *group = coordinator_find(groups, lost.tenant, lost.group, lost.incarnation);
+	if (!group || lost.rank >= group->size || group->ranks[lost.rank].presence != RANK_HERE)
+		return 0; /* an older run, or told already */
+	_cleanup_(cleanup_mem) char *words = view_dup(lost.words);
+	group->ranks[lost.rank].presence = RANK_LOST;
+	group->n_here--;
+	save_rank_lost(group, lost.rank, words ? words : "it left");
+	load_rank_lost(group, lost.rank, words ? words : "it left");
+	wake_all(&group->changed);
+	return 0;
+}
+
+static int serve_offer(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		       struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_offer offer;
+	struct msg_save_reply reply = { 0 };
+	int r = msg_g_offer_decode(body, &offer);
+
+	if (r)
+		return error_set(e, -EPROTO, "malformed G_OFFER from %s", from);
+	struct cgroup *group = coordinator_find(groups, offer.tenant, offer.group, offer.incarnation);
+	if (!group)
+		return error_set(e, -ERR_ESTALEEPOCH,
+				 "group %.*s: its incarnation %lu is over, or has another coordinator",
+				 (int)offer.group.len, offer.group.ptr, (unsigned long)offer.incarnation);
+	r = save_offer(group, &offer, &reply, e);
+	return r ? r : msg_save_reply_encode(&reply, answer);
+}
+
+static int serve_fail(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_stage fail;
+	int r = msg_g_stage_decode(body, &fail);
+
+	if (r || !fail.code || fail.code > INT32_MAX)
+		return error_set(e, -EPROTO, "malformed G_FAIL from %s", from);
+	struct cgroup *group = coordinator_find(groups, fail.tenant, fail.group, fail.incarnation);
+	_cleanup_(cleanup_mem) char *words = view_dup(fail.words);
+	if (!group)
+		return 0;
+	return save_fail(group, fail.bundle, fail.step, -(int)fail.code, words ? words : "a rank cancelled it");
+}
+
+void coordinator_serve(struct groups *groups)
+{
+	cluster_serve(groups->cluster, MSG_G_FAIL, serve_fail, groups);
+	cluster_serve(groups->cluster, MSG_G_JOIN, serve_join, groups);
+	cluster_serve(groups->cluster, MSG_G_LOST, serve_lost, groups);
+	cluster_serve(groups->cluster, MSG_G_OFFER, serve_offer, groups);
+}
+
+void coordinator_stop(struct groups *groups)
+{
+	struct map_slot *slot;
+
+	while ((slot = map_first(&groups->coordinated))) {
+		_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(map_value(slot));
+
+		save_abandon_all(group, -ESHUTDOWN, "its coordinator shuts down", true);
+		drop(group);
+		give_lease_back(group);
+	}
+}

@@ -1,0 +1,90 @@
+/*
+ * group/fan.c: one call to many nodes at once, each in a fiber of a nursery.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "group/inside.h"
+
+struct fan {
+	struct groups *groups;
+	enum msg_type type;
+	uint64_t deadline_ns;
+	struct nursery nursery;
+	bool strict; /* the first failure stops the others */
+	struct fan_call *first_failed;
+};
+
+struct fan_branch {
+	struct fan *fan;
+	struct fan_call *call;
+};
+
+static int run_branch(void *arg)
+{
+	struct fan_branch *branch = arg;
+	struct fan *fan = branch->fan;
+	struct fan_call *call = branch->call;
+
+	call->result = cluster_call(fan->groups->cluster, call->node, fan->type, view_buf(&call->body),
+				    fan->deadline_ns, &call->answer, &call->error);
+	if (call->result < 0 && call->result != -ECANCELED && !fan->first_failed) {
+		fan->first_failed = call;
+		if (fan->strict)
+			nursery_cancel(&fan->nursery);
+	}
+	return 0;
+}
+
+static int fan_run(struct fan *fan, struct fan_call *calls, size_t n)
+{
+	struct fan_branch *branches = calloc(n + 1, sizeof(*branches));
+	int r = branches ? 0 : -ENOMEM;
+
+	nursery_init(&fan->nursery, fan->groups->env->loop);
+	for (size_t i = 0; !r && i < n; i++) {
+		branches[i] = (struct fan_branch){ .fan = fan, .call = &calls[i] };
+		r = fiber_start(&fan->nursery, "fan", run_branch, &branches[i]);
+	}
+	if (!r)
+		r = nursery_wait(&fan->nursery, fan->deadline_ns + NS_PER_S);
+	nursery_fini(&fan->nursery);
+	free(branches);
+	return r;
+}
+
+int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
+	    struct error *e)
+{
+	struct fan fan = { .groups = groups, .type = type, .deadline_ns = deadline_ns, .strict = true };
+	int r = fan_run(&fan, calls, n);
+	struct fan_call *failed = fan.first_failed;
+
+	if (r || !failed)
+		return r;
+	if (failed->result == -EHOSTDOWN)
+		return error_set(e, -ERR_ENODE, "node %s was lost: %s", failed->node, failed->error.text);
+	return error_set(e, failed->result, "node %s: %s", failed->node,
+			 failed->error.code ? failed->error.text : error_meaning(failed->result));
+}
+
+void fan_tell(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns)
+{
+	struct fan fan = { .groups = groups, .type = type, .deadline_ns = deadline_ns };
+
+	(void)fan_run(&fan, calls, n);
+}
+
+struct fan_call *fan_new(size_t n)
+{
+	return calloc(n + 1, sizeof(struct fan_call));
+}
+
+void fan_free(struct fan_call *calls, size_t n)
+{
+	for (size_t i = 0; calls && i < n; i++) {
+		buf_fini(&calls[i].body);
+		buf_fini(&calls[i].answer);
+	}
+	free(calls);
+}

@@ -1,0 +1,273 @@
+/*
+ * group/group.c: the room's life, and joining as a rank's own node does it.
+ */
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/inside.h"
+
+int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation)
+{
+	uint8_t le[8];
+	int r = buf_append(out, tenant.ptr, tenant.len);
+
+	store_le64(le, incarnation);
+	if (!r)
+		r = buf_append_zero(out, 1);
+	if (!r)
+		r = buf_append(out, group.ptr, group.len);
+	if (!r && incarnation)
+		r = buf_append_zero(out, 1);
+	if (!r && incarnation)
+		r = buf_append(out, le, sizeof(le));
+	return r;
+}
+
+static void peer_down(struct peer_watch *watch, const char *node)
+{
+	struct groups *groups = container_of(watch, struct groups, watch);
+
+	member_coordinator_lost(groups, node);
+	save_node_lost(groups, node);
+}
+
+int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles,
+	       struct groups **ret)
+{
+	struct groups *groups = calloc(1, sizeof(*groups));
+
+	if (!groups)
+		return -ENOMEM;
+	groups->magic = GROUPS_MAGIC;
+	groups->env = env;
+	groups->cluster = cluster;
+	groups->store = store;
+	groups->bundles = bundles;
+	do {
+		env->ops->random(env, &groups->token, sizeof(groups->token));
+	} while (!groups->token);
+	nursery_init(&groups->flows, env->loop);
+	map_init(&groups->members);
+	map_init(&groups->coordinated);
+	map_init(&groups->saves);
+	list_init(&groups->msaves);
+	coordinator_serve(groups);
+	member_serve(groups);
+	load_serve(groups);
+	groups->watch.down = peer_down;
+	cluster_watch(cluster, &groups->watch);
+	*ret = groups;
+	return 0;
+}
+
+void groups_stop(struct groups *groups)
+{
+	cluster_unwatch(&groups->watch);
+	coordinator_stop(groups);
+	member_stop(groups);
+	nursery_fini(&groups->flows);
+}
+
+void groups_free(struct groups *groups)
+{
+	if (!groups)
+		return;
+	CHECK(nursery_is_empty(&groups->flows));
+	map_fini(&groups->members);
+	map_fini(&groups->coordinated);
+	map_fini(&groups->saves);
+	free(groups);
+}
+
+static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation)
+{
+	struct mgroup *group = calloc(1, sizeof(*group));
+
+	if (!group)
+		return NULL;
+	group->refs = 1;
+	group->groups = groups;
+	group->incarnation = incarnation;
+	list_init(&group->ranks);
+	list_init(&group->saves);
+	list_init(&group->loads);
+	map_init(&group->structures);
+	map_init(&group->parts);
+	group->tenant = view_dup(tenant);
+	group->name = view_dup(name);
+	if (group->tenant && group->name && !group_key(&group->key, tenant, name, incarnation) &&
+	    !map_put(&groups->members, view_buf(&group->key), group))
+		return group;
+	group->refs = 0;
+	free(group->tenant);
+	free(group->name);
+	buf_fini(&group->key);
+	free(group);
+	return NULL;
+}
+
+/* The node's side of the group in that incarnation, with one reference more. */
+static struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation)
+{
+	_cleanup_(buf_fini) struct buf key = { 0 };
+
+	if (group_key(&key, tenant, name, incarnation))
+		return NULL;
+	struct mgroup *group = map_get(&groups->members, view_buf(&key));
+	if (!group)
+		return mgroup_new(groups, tenant, name, incarnation);
+	group->refs++;
+	return group;
+}
+
+static int check_join(const struct msg_join *join, struct error *e)
+{
+	if (!join->group.len || join->group.len > GROUP_NAME_MAX || !view_is_utf8(join->group) ||
+	    memchr(join->group.ptr, 0, join->group.len))
+		return error_set(e, -EINVAL, "a group's name must be 1 to %d bytes of UTF-8", GROUP_NAME_MAX);
+	if (!join->run.len || join->run.len > GROUP_NAME_MAX)
+		return error_set(e, -EINVAL, "group %.*s: the run must be 1 to %d bytes", (int)join->group.len,
+				 join->group.ptr, GROUP_NAME_MAX);
+	if (!join->size || join->size > GROUP_RANKS_MAX)
+		return error_set(e, -EINVAL, "group %.*s: a size of %u; 1 to %d is possible", (int)join->group.len,
+				 join->group.ptr, join->size, GROUP_RANKS_MAX);
+	if (join->rank >= join->size)
+		return error_set(e, -EINVAL, "group %.*s: rank %u does not exist in a group of %u",
+				 (int)join->group.len, join->group.ptr, join->rank, join->size);
+	return 0;
+}
+
+static void add_rank(struct mgroup *group, struct rank *rank)
+{
+	struct list *at = &group->ranks;
+
+	list_each(node, &group->ranks) {
+		if (list_entry(node, struct rank, link)->number > rank->number) {
+			at = node;
+			break;
+		}
+	}
+	list_insert(at, &rank->link);
+	group->n_ranks++;
+}
+
+/* Asks whoever coordinates the group; when that one is just going, until its lease has ended and another took it. */
+static int ask_coordinator(struct groups *groups, const struct msg_g_join *ask, struct view body, uint64_t deadline_ns,
+			   char ret_node[NODE_NAME_MAX + 1], struct buf *answer, struct error *e)
+{
+	uint64_t epoch;
+
+	for (;;) {
+		int r = coordinator_locate(groups, ask->tenant, ask->group, deadline_ns, ret_node, &epoch, e);
+
+		if (!r)
+			r = cluster_call(groups->cluster, ret_node, MSG_G_JOIN, body, deadline_ns, answer, e);
+		bool again = r == -EHOSTDOWN || r == -ECONNREFUSED || r == -EAGAIN;
+		if (!again || env_now(groups->env) >= deadline_ns)
+			return r;
+		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
+		if (r)
+			return r;
+	}
+}
+
+int group_join(struct groups *groups, struct view tenant, const struct msg_join *join, const struct rank_events *events,
+	       uint64_t deadline_ns, struct rank **ret, struct msg_join_reply *ret_reply, struct error *e)
+{
+	_cleanup_(cleanup_mem) struct rank *rank = calloc(1, sizeof(*rank));
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	char node[NODE_NAME_MAX + 1];
+	int r = rank ? check_join(join, e) : -ENOMEM;
+
+	if (r)
+		return r;
+	struct msg_g_join ask = { .tenant = tenant,
+				  .group = join->group,
+				  .run = join->run,
+				  .rank = join->rank,
+				  .size = join->size,
+				  .node = view_str(cluster_node(groups->cluster)) };
+	r = msg_g_join_encode(&ask, &body);
+	if (!r)
+		r = ask_coordinator(groups, &ask, view_buf(&body), deadline_ns, node, &answer, e);
+	if (!r)
+		r = msg_join_reply_decode(view_buf(&answer), ret_reply);
+	if (r)
+		return r;
+
+	struct mgroup *group = mgroup_obtain(groups, tenant, join->group, ret_reply->incarnation);
+	if (!group)
+		return -ENOMEM;
+	if (!group->coordinator)
+		group->coordinator = strdup(node);
+	if (!group->coordinator) {
+		mgroup_put(group);
+		return -ENOMEM;
+	}
+	group->epoch = ret_reply->epoch;
+	rank->magic = RANK_MAGIC;
+	rank->group = group;
+	rank->number = join->rank;
+	rank->events = *events;
+	map_init(&rank->loads);
+	add_rank(group, rank);
+	*ret = TAKE(rank);
+	return 0;
+}
+
+/* Tells the coordinator, in a fiber of its own: the rank's connection may be gone already. */
+struct lost_note {
+	struct groups *groups;
+	char *node;
+	struct buf body;
+};
+
+static int send_lost(void *arg)
+{
+	struct lost_note *note = arg;
+
+	(void)cluster_call(note->groups->cluster, note->node, MSG_G_LOST, view_buf(&note->body),
+			   env_in_ms(note->groups->env, SETTLE_MS), NULL, NULL);
+	free(note->node);
+	buf_fini(&note->body);
+	free(note);
+	return 0;
+}
+
+static void tell_lost(const struct rank *rank, const char *words)
+{
+	const struct mgroup *group = rank->group;
+	struct lost_note *note = calloc(1, sizeof(*note));
+	struct msg_g_lost lost = { .tenant = view_str(group->tenant),
+				   .group = view_str(group->name),
+				   .incarnation = group->incarnation,
+				   .rank = rank->number,
+				   .words = view_str(words) };
+
+	if (!note)
+		return; /* the save then ends at its deadline */
+	note->groups = group->groups;
+	note->node = strdup(group->coordinator);
+	if (!note->node || msg_g_lost_encode(&lost, &note->body) ||
+	    fiber_start(&group->groups->flows, "rank-lost", send_lost, note)) {
+		free(note->node);
+		buf_fini(&note->body);
+		free(note);
+	}
+}
+
+void group_leave(struct rank *rank, const char *words)
+{
+	CHECK_MAGIC(rank, RANK_MAGIC);
+	list_remove(&rank->link);
+	rank->group->n_ranks--;
+	member_rank_left(rank, words);
+	tell_lost(rank, words);
+	map_fini(&rank->loads);
+	rank->magic = 0;
+	mgroup_put(rank->group);
+	free(rank);
+}

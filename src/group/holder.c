@@ -1,0 +1,319 @@
+/*
+ * group/holder.c: what a node does with blocks that it holds: hashes them after a hinted capture, receives copies, writes packs.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "group/member.h"
+
+#define HASH_FIBERS 2 /* at once on the workers, for one save */
+#define COPY_FIBERS 8 /* blocks under way from peers, for one save */
+
+CLEANUP_OF(struct msave *, msave_put);
+
+/* Several fibers take work by number until it is used up or one fails. */
+struct crew {
+	struct msave *save;
+	int (*one)(struct crew *crew, size_t i);
+	size_t next, n;
+	uint64_t deadline_ns;
+	struct nursery nursery;
+	struct error error;
+	const void *work; /* struct copy, for copies */
+};
+
+static int crew_member(void *arg)
+{
+	struct crew *crew = arg;
+	int r = 0;
+
+	while (!r && crew->next < crew->n && crew->save->state != SAVE_FAILED)
+		r = crew->one(crew, crew->next++);
+	if (r)
+		nursery_cancel(&crew->nursery);
+	return r;
+}
+
+static int crew_run(struct crew *crew, const char *name, unsigned fibers, struct error *e)
+{
+	int r = 0;
+
+	nursery_init(&crew->nursery, crew->save->groups->env->loop);
+	for (unsigned i = 0; !r && i < fibers && i < crew->n; i++)
+		r = fiber_start(&crew->nursery, name, crew_member, crew);
+	if (!r)
+		r = nursery_wait(&crew->nursery, crew->deadline_ns);
+	nursery_fini(&crew->nursery);
+	if (!r && crew->save->state == SAVE_FAILED)
+		return error_set(e, crew->save->error.code, "%s", crew->save->error.text);
+	if (r && crew->error.code)
+		return error_set(e, r, "%s", crew->error.text);
+	return r;
+}
+
+/* The save with that id, one reference more; NULL with words. */
+static struct msave *held(struct groups *groups, uint64_t save_id, struct error *e)
+{
+	struct msave *save = msave_by_id(groups, save_id);
+
+	if (!save || save->state == SAVE_FAILED) {
+		(void)error_set(e, -ENOENT, "this node holds nothing of save %016" PRIx64, save_id);
+		return NULL;
+	}
+	save->refs++;
+	return save;
+}
+
+/* ---- digests after a hinted capture ----------------------------------------------------------------------------------- */
+
+static int hash_on_worker(void *arg)
+{
+	struct mblock *block = arg;
+	struct hasher hasher;
+
+	hasher_init(&hasher);
+	hasher_update(&hasher, block->block->ptr, block->block->bytes);
+	block->digest = hasher_digest(&hasher);
+	block->crc = hasher.crc;
+	block->flags = hasher.zero ? FILLED_ZERO : 0;
+	return 0;
+}
+
+static int hash_one(struct crew *crew, size_t i)
+{
+	struct mblock *block = &crew->save->blocks[i];
+
+	block->filled = block->block != NULL; /* the answer lists what this node captured, not what its ranks sampled */
+	if (!block->block)
+		return 0;
+	int r = env_call(crew->save->groups->env, hash_on_worker, block);
+	if (r || crew->save->state == SAVE_FAILED)
+		return r;
+	if (block->flags & FILLED_ZERO) {
+		block_unpin(block->block);
+		block->block = NULL;
+		return 0;
+	}
+	return msave_index(&block->block, &block->digest, block->crc);
+}
+
+static int serve_digest(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			struct error *e)
+{
+	struct msg_save_id id = { 0 };
+	int r = msg_save_id_decode(body, &id);
+	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : held(arg, id.save_id, e);
+
+	if (!save || save->state != SAVE_CAPTURED || !save->hinted)
+		return error_set(e, -ENOENT, "no hinted save %016" PRIx64 " to hash here", id.save_id);
+	struct crew crew = { .save = save, .one = hash_one, .n = save->part->n_blocks, .deadline_ns = deadline_ns };
+	r = crew_run(&crew, "hash", HASH_FIBERS, e);
+	return r ? r : capture_answer(save, answer);
+}
+
+/* ---- copies ----------------------------------------------------------------------------------------------------------- */
+
+struct copy {
+	struct elem_g_copy block;
+	char from[NODE_NAME_MAX + 1];
+};
+
+struct digesting {
+	const struct block *block;
+	struct digest digest;
+};
+
+static int digest_on_worker(void *arg)
+{
+	struct digesting *digesting = arg;
+
+	digesting->digest = digest_of(digesting->block->ptr, digesting->block->bytes);
+	return 0;
+}
+
+static int by_block(const void *a, const void *b)
+{
+	const struct part_receive *x = a, *y = b;
+
+	return (x->block > y->block) - (x->block < y->block);
+}
+
+/*
+ * Where the block goes: the span that was reserved for it. A replacement of a diverged replica has none; it takes the place of what
+ * this node captured, in a new block (@ret_new).
+ */
+static int receive_place(struct crew *crew, const struct elem_g_copy *copy, struct block ***ret_place,
+			 struct block **ret_new)
+{
+	struct msave *save = crew->save;
+	struct part_receive key = { .block = copy->block };
+	const struct part_receive *at =
+		bsearch(&key, save->part->receives, save->part->n_receives, sizeof(key), by_block);
+
+	if (at && at->bytes == copy->bytes) {
+		*ret_place = &save->received[at - save->part->receives];
+		return 0;
+	}
+	for (size_t i = 0; !at && i < save->part->n_blocks; i++) {
+		const struct part_block *part = &save->part->blocks[i];
+
+		if (part->block != copy->block || part->bytes != copy->bytes || part->mode != CAPTURE_COPY)
+			continue;
+		*ret_place = &save->blocks[i].block;
+		return store_block_new(save->groups->store, POOL_READ, copy->bytes, crew->deadline_ns, ret_new,
+				       &crew->error);
+	}
+	return error_set(&crew->error, -EPROTO, "block %u was not reserved here", copy->block);
+}
+
+static int fetch_into(struct crew *crew, const struct copy *copy, struct block *target)
+{
+	struct groups *groups = crew->save->groups;
+	struct digesting digesting = { .block = target };
+	uint32_t crc;
+	int r = cluster_fetch(groups->cluster, copy->from, &copy->block.digest, copy->block.bytes, 0, target->ptr, &crc,
+			      crew->deadline_ns, &crew->error);
+
+	if (!r)
+		r = env_call(groups->env, digest_on_worker, &digesting);
+	if (!r && (crc != copy->block.crc || !digest_equal(&digesting.digest, &copy->block.digest)))
+		r = error_set(&crew->error, -ERR_ECHANGED,
+			      "block %u from node %s is not what was captured there: it was changed", copy->block.block,
+			      copy->from);
+	return r;
+}
+
+static int copy_one(struct crew *crew, size_t i)
+{
+	const struct copy *copy = &((const struct copy *)crew->work)[i];
+	struct block **place = NULL, *fresh = NULL;
+	int r = receive_place(crew, &copy->block, &place, &fresh);
+
+	if (r)
+		return r;
+	struct block *target = fresh ? fresh : *place;
+	if (!target || target->indexed) {
+		block_unpin(fresh);
+		return error_set(&crew->error, -EPROTO, "block %u was copied here already", copy->block.block);
+	}
+	block_pin(target); /* the save may fail and drop its own pin while bytes arrive */
+	r = fetch_into(crew, copy, target);
+	if (!r && crew->save->state != SAVE_FAILED) {
+		if (fresh) {
+			block_unpin(*place);
+			*place = TAKE(fresh);
+		}
+		r = msave_index(place, &copy->block.digest, copy->block.crc);
+	}
+	block_unpin(target);
+	block_unpin(fresh);
+	return r;
+}
+
+static int parse_names(struct list_view names, struct elem_name **ret, size_t *ret_n)
+{
+	struct elem_name *nodes = calloc(names.count + 1, sizeof(*nodes));
+	size_t n = 0;
+	int r = nodes ? 0 : -ENOMEM;
+
+	while (!r && (r = elem_name_next(&names, &nodes[n])) == 0)
+		if (nodes[n++].name.len > NODE_NAME_MAX)
+			r = -EPROTO;
+	*ret = nodes;
+	*ret_n = n;
+	return r == 1 ? 0 : r;
+}
+
+static int parse_copies(const struct msg_g_copy *msg, struct copy **ret, size_t *ret_n)
+{
+	_cleanup_(cleanup_mem) struct elem_name *nodes = NULL;
+	struct list_view blocks = msg->blocks;
+	size_t n_nodes, n = 0;
+	struct copy *copies = calloc(blocks.count + 1, sizeof(*copies));
+	int r = parse_names(msg->nodes, &nodes, &n_nodes);
+
+	*ret = copies;
+	if (!r && !copies)
+		r = -ENOMEM;
+	while (!r && (r = elem_g_copy_next(&blocks, &copies[n].block)) == 0) {
+		if (copies[n].block.from >= n_nodes)
+			return -EPROTO;
+		const struct view *name = &nodes[copies[n].block.from].name;
+		memcpy(copies[n++].from, name->ptr, name->len);
+	}
+	*ret_n = n;
+	return r == 1 ? 0 : r;
+}
+
+static int serve_copy(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	_cleanup_(cleanup_mem) struct copy *copies = NULL;
+	struct msg_g_copy msg = { 0 };
+	size_t n = 0;
+	int r = msg_g_copy_decode(body, &msg);
+
+	if (!r)
+		r = parse_copies(&msg, &copies, &n);
+	if (r)
+		return error_set(e, r, "malformed G_COPY from %s", from);
+	_cleanup_(cleanup_msave_put) struct msave *save = held(arg, msg.save_id, e);
+	if (!save || !save->received)
+		return -ENOENT;
+	struct crew crew = { .save = save, .one = copy_one, .n = n, .deadline_ns = deadline_ns, .work = copies };
+	return crew_run(&crew, "copy", COPY_FIBERS, e);
+}
+
+/* ---- packs ------------------------------------------------------------------------------------------------------------ */
+
+static int find_puts(struct groups *groups, struct list_view blocks, struct pack_put *puts, size_t *ret_n,
+		     struct error *e)
+{
+	struct elem_g_put put;
+	size_t n = 0;
+	int r;
+
+	while ((r = elem_g_put_next(&blocks, &put)) == 0) {
+		puts[n].offset = put.pack_offset;
+		puts[n].block = pool_find(store_pool(groups->store), &put.digest);
+		*ret_n = n += puts[n].block != NULL;
+		if (!n || puts[n - 1].offset != put.pack_offset || puts[n - 1].block->bytes != put.bytes ||
+		    puts[n - 1].block->crc != put.crc)
+			return error_set(e, -ENOENT, "a block of the pack is not here");
+	}
+	return r == 1 ? 0 : r;
+}
+
+static int serve_upload(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_upload msg = { 0 };
+	size_t n = 0;
+	int r = msg_g_upload_decode(body, &msg);
+
+	if (r)
+		return error_set(e, r, "malformed G_UPLOAD from %s", from);
+	_cleanup_(cleanup_msave_put) struct msave *save = held(groups, msg.save_id, e);
+	_cleanup_(cleanup_mem) char *key = view_dup(msg.key);
+	_cleanup_(cleanup_mem) struct pack_put *puts = calloc(msg.blocks.count + 1, sizeof(*puts));
+	if (!save)
+		return -ENOENT;
+	if (!puts || !key)
+		return -ENOMEM;
+	r = find_puts(groups, msg.blocks, puts, &n, e);
+	if (!r)
+		r = pack_write(groups->bundles, key, puts, n, deadline_ns, e);
+	for (size_t i = 0; i < n; i++)
+		block_unpin(puts[i].block);
+	return r;
+}
+
+void holder_serve(struct groups *groups)
+{
+	cluster_serve(groups->cluster, MSG_G_DIGEST, serve_digest, groups);
+	cluster_serve(groups->cluster, MSG_G_COPY, serve_copy, groups);
+	cluster_serve(groups->cluster, MSG_G_UPLOAD, serve_upload, groups);
+}

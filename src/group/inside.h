@@ -1,0 +1,210 @@
+/*
+ * group/inside.h: what the files of this room share. Nothing outside of src/group includes it.
+ */
+#pragma once
+
+#include "base/map.h"
+#include "env/fiber.h"
+#include "group/catalog.h"
+#include "group/group.h"
+#include "group/state.h"
+#include "plan/save.h"
+
+#define GROUPS_MAGIC	0x73706746
+#define SETTLE_MS	5000 /* for telling a node that a save has failed */
+#define LOCATE_RETRY_MS 100
+
+struct groups {
+	uint32_t magic;
+	struct env *env;
+	struct cluster *cluster;
+	struct store *store;
+	struct bundles *bundles;
+	uint64_t token;		/* this daemon as a holder of leases */
+	struct nursery flows;	/* coordinators' saves and leases */
+	struct map members;	/* struct mgroup by tenant, group, incarnation */
+	struct map coordinated; /* struct cgroup by tenant, group */
+	struct map saves;	/* struct msave by save id, once it has one */
+	struct list msaves;	/* all struct msave of this node */
+	struct peer_watch watch;
+};
+
+/* ---- group.c: keys -------------------------------------------------------------------------------------------------- */
+
+/* tenant 0 group [0 incarnation]: appended to @out. */
+int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
+
+/* ---- coordinator.c --------------------------------------------------------------------------------------------------- */
+
+enum rank_presence { RANK_ABSENT, RANK_HERE, RANK_LOST };
+
+struct crank {
+	enum rank_presence presence;
+	char node[NODE_NAME_MAX + 1];
+};
+
+struct step_mark {
+	int code; /* not 0: the save failed, */
+	char *words;
+};
+
+/* A group as its coordinator knows it: one run's ranks, the saves and loads under way, and the last plan of each bundle. */
+struct cgroup {
+	uint32_t refs;
+	struct groups *groups;
+	char *tenant, *name, *run;
+	struct buf key; /* in groups->coordinated */
+	struct buf lease_key, lease_record;
+	uint64_t epoch, incarnation;
+	uint32_t size, n_here;
+	struct crank *ranks;
+	bool lost;		  /* the lease went to somebody else: no new work */
+	bool complete;		  /* every rank of this run has been here at once */
+	bool entering;		  /* a fiber counts a new run */
+	struct waitplace changed; /* ranks, joins */
+	struct list saves;	  /* struct csave */
+	struct list loads;	  /* struct cload */
+	struct map remembered;	  /* struct recipe by bundle */
+	struct map steps;	  /* struct step_mark by bundle 0 step: saved, or being saved, by this run */
+};
+struct cgroup *cgroup_get(struct cgroup *group);
+void cgroup_put(struct cgroup *group); /* accepts NULL */
+
+void coordinator_serve(struct groups *groups); /* registers the calls that members make */
+struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation);
+void coordinator_stop(struct groups *groups);
+/* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. */
+int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
+		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e);
+
+/* ---- save.c: the coordinator's itinerary ----------------------------------------------------------------------------- */
+
+/* What a save's structure comes to; kept for the next save of the same structure. Counted; immutable once planned. */
+struct recipe {
+	uint32_t refs;
+	uint64_t structure;   /* of all ranks' lists and of what shapes the plan: nodes, copies */
+	struct buf *lists;    /* each rank's items, encoded; the catalog's views point into them */
+	uint64_t *structures; /* each rank's */
+	uint32_t n_ranks, copies;
+	uint32_t *rank_node;
+	char (*nodes)[NODE_NAME_MAX + 1]; /* that the plan numbers, sorted */
+	struct plan_node *plan_nodes;
+	size_t n_nodes;
+	struct catalog catalog;
+	struct save_plan plan;
+};
+struct recipe *recipe_new(uint32_t n_ranks); /* NULL: no memory */
+void recipe_put(struct recipe *recipe);	     /* accepts NULL */
+int recipe_set_nodes(struct recipe *recipe, const struct crank *ranks, const struct node_info *infos, size_t n,
+		     struct error *e);
+uint64_t recipe_structure(const struct recipe *recipe);
+/* Catalog and plan, on a worker; waits. Errors name items and ranks. */
+int recipe_make(struct env *env, struct recipe *recipe, struct error *e);
+
+int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code, const char *words);
+int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg_save_reply *ret, struct error *e);
+/* Fails the saves of @group that need @rank and have not captured it. */
+void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words);
+void save_node_lost(struct groups *groups, const char *node);
+/* Stops saves that are not captured yet, or all. */
+void save_abandon_all(struct cgroup *group, int code, const char *words, bool captured_too);
+void steps_fini(struct map *steps);
+
+/* ---- fan.c: one call to many nodes ------------------------------------------------------------------------------------- */
+
+struct fan_call {
+	const char *node;
+	struct buf body, answer;
+	int result;
+	struct error error;
+};
+/* Calls all of them at once and waits for all; at the first failure the others are cancelled and it is returned, with the node's
+ * name before its words. Bodies are freed by fan_fini(). */
+int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
+	    struct error *e);
+/* As fan_out, but a failure does not stop the others and is not one: for telling everybody something. */
+void fan_tell(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns);
+struct fan_call *fan_new(size_t n);
+void fan_free(struct fan_call *calls, size_t n); /* accepts NULL */
+
+/* ---- member.c: a node's part in saves ---------------------------------------------------------------------------------- */
+
+struct structure { /* a rank's list of items, remembered under its number */
+	uint32_t refs, n_items;
+	uint64_t hash;
+	struct buf items;
+};
+
+struct mgroup {
+	uint32_t refs;
+	struct groups *groups;
+	char *tenant, *name, *coordinator;
+	struct buf key;
+	uint64_t incarnation, epoch;
+	struct list ranks; /* struct rank, in order of their numbers */
+	uint32_t n_ranks;
+	struct list saves;     /* struct msave */
+	struct map structures; /* struct structure by bundle and rank */
+	struct map parts;      /* struct part by bundle: the node's part of the last plan */
+	struct list loads;     /* struct mload */
+};
+void mgroup_put(struct mgroup *group); /* accepts NULL */
+
+#define RANK_MAGIC 0x6b6e7246
+struct rank {
+	uint32_t magic;
+	struct list link;
+	struct mgroup *group;
+	uint32_t number;
+	struct rank_events events;
+	struct map loads; /* how many grouped loads of each version it has begun: counts as (void *)n */
+};
+
+void member_serve(struct groups *groups); /* registers the calls that coordinators make */
+void member_rank_left(struct rank *rank, const char *words);
+void member_coordinator_lost(struct groups *groups, const char *node);
+void member_stop(struct groups *groups);
+
+/* ---- publish.c ----------------------------------------------------------------------------------------------------------- */
+
+/* What the nodes reported of one block of the plan. */
+struct block_report {
+	struct digest digest;
+	uint32_t crc, flags;
+	uint64_t sample;
+	uint32_t rank;		 /* that reported it first */
+	bool reported, conflict; /* conflict: two ranks' bytes differ */
+	uint32_t other;		 /* the rank that differs */
+};
+
+struct csave {
+	uint32_t refs;
+	struct list link; /* in cgroup.saves */
+	struct cgroup *group;
+	char *bundle;
+	uint64_t step, save_id, parent, incarnation;
+	uint32_t copies, policy, flags;
+	struct buf attributes; /* encoded elements, of rank 0 */
+	uint32_t n_attributes;
+	enum save_state state;
+	struct recipe *recipe; /* while gathering: lists and structures of its own; then maybe the remembered one */
+	bool remembered;
+	struct crank *ranks; /* as they were when it began */
+	bool *offered;
+	uint32_t n_offered;
+	struct waitplace changed;
+	struct nursery flow; /* holds the itinerary; cancelled to stop it */
+	int failed;	     /* why it was stopped from outside */
+	struct error error;
+	struct block_report *reports; /* one per block of the plan */
+	struct slot slot;
+	bool slot_open;
+	uint64_t version, sent_bytes, stored_bytes, diverged_blocks, hole_bytes;
+	uint64_t begun_ns, at_ns[SAVE_STATES]; /* when it entered each state */
+};
+/* Opens the slot, has the packs uploaded, publishes. From SAVE_STAGED to SAVE_DURABLE. */
+int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e);
+
+/* ---- load.c ------------------------------------------------------------------------------------------------------------ */
+void load_serve(struct groups *groups);
+void load_rank_lost(struct cgroup *group, uint32_t rank, const char *words);

@@ -1,0 +1,628 @@
+/*
+ * group/member.c: the life of a save on one of its nodes, from the first local rank's offer until its blocks are clean cache or gone.
+ *
+ * The node merges its ranks' offers into one. Then it does as the coordinator calls: reserve, capture, digest, copy, upload; and
+ * passes the stages on. Spans of a failed save stay until each rank that could still write to one has said that it does not, or died.
+ */
+#include "group/member.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+CLEANUP_OF(struct msave *, msave_put);
+
+void part_put(struct part *part)
+{
+	if (!part || --part->refs)
+		return;
+	free(part->blocks);
+	free(part->receives);
+	free(part);
+}
+
+static void structure_put(struct structure *structure)
+{
+	if (!structure || --structure->refs)
+		return;
+	buf_fini(&structure->items);
+	free(structure);
+}
+
+void mgroup_put(struct mgroup *group)
+{
+	if (!group || --group->refs)
+		return;
+	for (struct map_slot *s = map_first(&group->structures); s; s = map_next(s))
+		structure_put(map_value(s));
+	for (struct map_slot *s = map_first(&group->parts); s; s = map_next(s))
+		part_put(map_value(s));
+	map_fini(&group->structures);
+	map_fini(&group->parts);
+	map_remove(&group->groups->members, view_buf(&group->key));
+	buf_fini(&group->key);
+	free(group->tenant);
+	free(group->name);
+	free(group->coordinator);
+	free(group);
+}
+
+/* ---- life ----------------------------------------------------------------------------------------------------------- */
+
+static void drop_blocks(struct msave *save)
+{
+	for (size_t i = 0; save->blocks && i < save->part->n_blocks; i++)
+		block_unpin(save->blocks[i].block);
+	for (size_t i = 0; save->received && i < save->part->n_receives; i++)
+		block_unpin(save->received[i]);
+	free(save->blocks);
+	free(save->received);
+	save->blocks = NULL;
+	save->received = NULL;
+}
+
+void msave_put(struct msave *save)
+{
+	if (!save || --save->refs)
+		return;
+	drop_blocks(save);
+	part_put(save->part);
+	list_each(node, &save->offers) {
+		struct moffer *offer = list_entry(node, struct moffer, link);
+
+		structure_put(offer->structure);
+		free(offer);
+	}
+	mgroup_put(save->group);
+	buf_fini(&save->attributes);
+	free(save->bundle);
+	free(save->coordinator);
+	free(save);
+}
+
+static struct view id_key(const uint64_t *save_id)
+{
+	return view_of(save_id, sizeof(*save_id));
+}
+
+struct msave *msave_by_id(struct groups *groups, uint64_t save_id)
+{
+	return map_get(&groups->saves, id_key(&save_id));
+}
+
+static bool is_over(const struct msave *save)
+{
+	return save->state == SAVE_DURABLE || save->state == SAVE_FAILED;
+}
+
+/* Leaves the lists once it has ended and no rank can touch its spans. */
+void msave_settled(struct msave *save)
+{
+	if (!is_over(save) || list_empty(&save->link))
+		return;
+	list_each(node, &save->offers) {
+		struct moffer *offer = list_entry(node, struct moffer, link);
+
+		if (offer->rank && offer->outstanding && !offer->quiet)
+			return;
+	}
+	list_remove(&save->link);
+	list_remove(&save->group_link);
+	if (save->save_id && msave_by_id(save->groups, save->save_id) == save)
+		map_remove(&save->groups->saves, id_key(&save->save_id));
+	msave_put(save);
+}
+
+static int encode_stage(const struct msave *save, const struct msg_g_stage *from, struct buf *out)
+{
+	struct msg_stage stage = { .code = from->code,
+				   .words = from->words,
+				   .version = from->version,
+				   .save_id = save->save_id,
+				   .stats = from->stats };
+
+	stage.stage = save->state == SAVE_CAPTURED ? 0 : save->state == SAVE_STAGED ? 1 : 2;
+	return msg_stage_encode(&stage, out);
+}
+
+static void push_stage(struct msave *save, const struct msg_g_stage *from)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+
+	if (encode_stage(save, from, &body))
+		return; /* no memory: the ranks wait to their deadline */
+	list_each(node, &save->offers) {
+		struct moffer *offer = list_entry(node, struct moffer, link);
+
+		if (offer->rank)
+			offer->rank->events.push(offer->rank->events.arg, MSG_STAGE, offer->client_save,
+						 view_buf(&body));
+	}
+}
+
+void msave_fail(struct msave *save, int code, const char *words)
+{
+	struct msg_g_stage end = { .code = (uint32_t)-code, .words = view_str(words) };
+
+	if (is_over(save))
+		return;
+	save_state_move(&save->state, SAVE_FAILED);
+	(void)error_set(&save->error, code, "%s", words);
+	push_stage(save, &end);
+	wake_all(&save->changed);
+	msave_settled(save);
+}
+
+struct moffer *msave_offer_of(struct msave *save, const struct rank *rank)
+{
+	list_each(node, &save->offers) {
+		struct moffer *offer = list_entry(node, struct moffer, link);
+
+		if (offer->rank == rank)
+			return offer;
+	}
+	return NULL;
+}
+
+struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view bundle, uint64_t step,
+			const char *coordinator)
+{
+	struct msave *save = calloc(1, sizeof(*save));
+
+	if (!save)
+		return NULL;
+	save->refs = 1;
+	save->groups = groups;
+	save->group = group;
+	if (group)
+		group->refs++;
+	list_init(&save->link);
+	list_init(&save->group_link);
+	list_init(&save->offers);
+	waitplace_init(&save->changed);
+	save->step = step;
+	save->bundle = view_dup(bundle);
+	save->coordinator = strdup(coordinator);
+	if (!save->bundle || !save->coordinator) {
+		msave_put(save);
+		return NULL;
+	}
+	list_append(&groups->msaves, &save->link);
+	if (group)
+		list_append(&group->saves, &save->group_link);
+	return save;
+}
+
+int msave_index(struct block **block, const struct digest *digest, uint32_t crc)
+{
+	int r = pool_block_index(*block, digest, crc);
+	struct block *known = r == POOL_KNOWN ? pool_find((*block)->pool, digest) : NULL;
+
+	if (!known)
+		return r < 0 ? r : 0;
+	block_unpin(*block);
+	*block = known;
+	return 0;
+}
+
+/* ---- offers --------------------------------------------------------------------------------------------------------- */
+
+static int structure_key(struct buf *out, struct view bundle, uint32_t rank)
+{
+	uint8_t le[4];
+	int r = buf_append(out, bundle.ptr, bundle.len);
+
+	store_le32(le, rank);
+	if (!r)
+		r = buf_append_zero(out, 1);
+	return r ? r : buf_append(out, le, sizeof(le));
+}
+
+/* The list that came, remembered for the next save; or the remembered one: 1 when the client must send it. */
+static int take_structure(struct rank *rank, const struct msg_save *save, struct structure **ret, struct error *e)
+{
+	struct map *map = &rank->group->structures;
+	_cleanup_(buf_fini) struct buf key = { 0 };
+	int r = structure_key(&key, save->bundle, rank->number);
+	struct structure *known = r ? NULL : map_get(map, view_buf(&key));
+
+	if (r)
+		return r;
+	if (!save->items.count && save->n_items) {
+		if (!known || known->hash != save->structure || known->n_items != save->n_items)
+			return 1;
+		known->refs++;
+		*ret = known;
+		return 0;
+	}
+	if (save->items.count != save->n_items)
+		return error_set(e, -EPROTO, "%u items were announced, %u came", save->n_items, save->items.count);
+
+	struct structure *structure = calloc(1, sizeof(*structure));
+	if (!structure)
+		return -ENOMEM;
+	structure->refs = 1;
+	structure->n_items = save->n_items;
+	structure->hash = hash64(save->items.bytes.ptr, save->items.bytes.len, 0);
+	r = put_list(&structure->items, &save->items);
+	if (!r && known)
+		structure_put(map_remove(map, view_buf(&key)));
+	if (!r)
+		r = map_put(map, view_buf(&key), structure);
+	if (r) {
+		structure_put(structure);
+		return r;
+	}
+	structure->refs++;
+	*ret = structure;
+	return 0;
+}
+
+static int encode_offer(const struct msave *save, bool with_items, struct buf *out)
+{
+	const struct mgroup *group = save->group;
+	struct list_buf ranks = { 0 };
+	struct msg_g_offer offer = { .tenant = view_str(group->tenant),
+				     .group = view_str(group->name),
+				     .incarnation = group->incarnation,
+				     .node = view_str(cluster_node(save->groups->cluster)),
+				     .bundle = view_str(save->bundle),
+				     .step = save->step,
+				     .copies = save->copies,
+				     .policy = save->policy,
+				     .flags = save->flags,
+				     .parent = save->parent,
+				     .attributes = { .count = save->n_attributes,
+						     .bytes = view_buf(&save->attributes) } };
+	int r = 0;
+
+	list_each(node, &save->offers) {
+		const struct structure *structure = list_entry(node, struct moffer, link)->structure;
+		struct view bytes = view_buf(&structure->items);
+		struct elem_rank_offer rank = { .rank = list_entry(node, struct moffer, link)->number,
+						.structure = structure->hash,
+						.n_items = structure->n_items };
+
+		if (!r && with_items)
+			r = get_list(&bytes, &rank.items);
+		if (!r)
+			r = elem_rank_offer_append(&ranks, &rank);
+	}
+	offer.ranks = list_buf_view(&ranks);
+	if (!r)
+		r = msg_g_offer_encode(&offer, out);
+	list_buf_fini(&ranks);
+	return r;
+}
+
+static int offer_once(struct msave *save, bool with_items, bool *ret_need, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct msg_save_reply reply = { 0 };
+	int r = encode_offer(save, with_items, &body);
+
+	if (!r)
+		r = cluster_call(save->groups->cluster, save->coordinator, MSG_G_OFFER, view_buf(&body),
+				 env_in_ms(save->groups->env, DRAIN_TIMEOUT_MS), &answer, e);
+	if (!r)
+		r = msg_save_reply_decode(view_buf(&answer), &reply);
+	*ret_need = reply.need_items;
+	return r;
+}
+
+/* Sends the merged offer: by numbers alone when it is hinted and the coordinator remembers, else whole. */
+static int send_offer(void *arg)
+{
+	_cleanup_(cleanup_msave_put) struct msave *save = arg;
+	struct error e = { 0 };
+	bool need = true;
+	int r = 0;
+
+	if (save->flags & SAVE_SAME_STRUCTURE)
+		r = offer_once(save, false, &need, &e);
+	if (!r && need)
+		r = offer_once(save, true, &need, &e);
+	if (r)
+		msave_fail(save, r, e.code ? e.text : error_meaning(r));
+	return 0;
+}
+
+static struct msave *find_gathering(struct mgroup *group, struct view bundle, uint64_t step)
+{
+	list_each(node, &group->saves) {
+		struct msave *save = list_entry(node, struct msave, group_link);
+
+		if (save->step == step && save->state == SAVE_GATHERING && view_equal(view_str(save->bundle), bundle))
+			return save;
+	}
+	return NULL;
+}
+
+static int add_offer(struct msave *save, struct rank *rank, uint64_t client_save, struct structure *structure)
+{
+	struct moffer *offer = calloc(1, sizeof(*offer));
+	struct list *at = &save->offers;
+
+	if (!offer)
+		return -ENOMEM;
+	*offer = (struct moffer){ .rank = rank,
+				  .number = rank->number,
+				  .client_save = client_save,
+				  .structure = structure };
+	list_each(node, &save->offers) {
+		if (list_entry(node, struct moffer, link)->number > rank->number) {
+			at = node;
+			break;
+		}
+	}
+	list_insert(at, &offer->link);
+	save->n_offers++;
+	return 0;
+}
+
+static int join_save(struct rank *rank, const struct msg_save *from, struct structure *structure, struct error *e)
+{
+	struct mgroup *group = rank->group;
+	struct msave *save = find_gathering(group, from->bundle, from->step);
+	bool is_new = !save;
+	int r = 0;
+
+	if (is_new)
+		save = msave_new(group->groups, group, from->bundle, from->step, group->coordinator);
+	if (!save)
+		return -ENOMEM;
+	if (is_new) {
+		save->copies = from->copies ? from->copies : 1;
+		save->policy = from->policy;
+		save->flags = from->flags;
+		save->parent = from->parent;
+		save->n_attributes = from->attributes.count;
+		r = buf_append(&save->attributes, from->attributes.bytes.ptr, from->attributes.bytes.len);
+	} else if (save->copies != (from->copies ? from->copies : 1) || save->policy != from->policy ||
+		   save->flags != from->flags || save->parent != from->parent) {
+		return error_set(e, -ERR_EMISMATCH,
+				 "rank %u: copies, policy, hint or parent differ from another rank's", rank->number);
+	} else if (msave_offer_of(save, rank)) {
+		return error_set(e, -ERR_ESTEP, "rank %u has already offered step %" PRIu64 " of %s", rank->number,
+				 from->step, save->bundle);
+	}
+	if (!r)
+		r = add_offer(save, rank, from->save, structure);
+	if (!r && save->n_offers == group->n_ranks) {
+		save->sent = true;
+		save->refs++;
+		r = fiber_start(&group->groups->flows, "offer", send_offer, save);
+		if (r)
+			msave_put(save);
+	}
+	if (r)
+		msave_fail(save, r, error_meaning(r));
+	return 0; /* a failure comes as a stage, to every rank alike */
+}
+
+int group_save(struct rank *rank, const struct msg_save *save, uint64_t deadline_ns, struct msg_save_reply *ret_reply,
+	       struct error *e)
+{
+	struct structure *structure = NULL;
+	int r = bundle_name_check(save->bundle, e);
+
+	if (!r)
+		r = take_structure(rank, save, &structure, e);
+	if (r < 0)
+		return r;
+	*ret_reply = (struct msg_save_reply){ .need_items = r == 1 };
+	if (r == 1)
+		return 0;
+	r = join_save(rank, save, structure, e);
+	if (r)
+		structure_put(structure);
+	return r;
+}
+
+/* ---- stages and ends -------------------------------------------------------------------------------------------------- */
+
+static struct msave *find_for_stage(struct groups *groups, const struct msg_g_stage *stage)
+{
+	struct msave *save = msave_by_id(groups, stage->save_id);
+
+	if (save)
+		return save;
+	list_each(node, &groups->msaves) { /* it failed before a span was reserved: only its names are known here */
+		save = list_entry(node, struct msave, link);
+		if (!save->save_id && save->group && save->step == stage->step && save->sent && !is_over(save) &&
+		    save->group->incarnation == stage->incarnation &&
+		    view_equal(view_str(save->bundle), stage->bundle) &&
+		    view_equal(view_str(save->group->name), stage->group) &&
+		    view_equal(view_str(save->group->tenant), stage->tenant))
+			return save;
+	}
+	return NULL;
+}
+
+static void remember_part(struct msave *save)
+{
+	struct map *parts;
+
+	if (!save->group || !save->part)
+		return;
+	parts = &save->group->parts;
+	if (map_get(parts, view_str(save->bundle)) == save->part)
+		return;
+	part_put(map_remove(parts, view_str(save->bundle)));
+	if (!map_put(parts, view_str(save->bundle), save->part))
+		save->part->refs++;
+}
+
+static void become_clean(struct msave *save)
+{
+	for (size_t i = 0; save->blocks && i < save->part->n_blocks; i++)
+		if (save->blocks[i].block && save->blocks[i].block->indexed)
+			pool_block_set_clean(save->blocks[i].block);
+	for (size_t i = 0; save->received && i < save->part->n_receives; i++)
+		if (save->received[i] && save->received[i]->indexed)
+			pool_block_set_clean(save->received[i]);
+}
+
+static int serve_stage(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		       struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_g_stage stage;
+	int r = msg_g_stage_decode(body, &stage);
+
+	if (r || stage.stage >= SAVE_STATES || stage.code > INT32_MAX)
+		return error_set(e, -EPROTO, "malformed G_STAGE from %s", from);
+	struct msave *save = find_for_stage(groups, &stage);
+	if (!save)
+		return stage.stage == SAVE_FAILED || stage.stage == SAVE_DURABLE ? 0 : /* told before */
+			       error_set(e, -ENOENT, "no save %016" PRIx64 " here", stage.save_id);
+	if (stage.stage == SAVE_FAILED) {
+		_cleanup_(cleanup_mem) char *words = view_dup(stage.words);
+
+		msave_fail(save, stage.code ? -(int)stage.code : -EIO, words ? words : "the save failed");
+		return 0;
+	}
+	if (save->state == (enum save_state)stage.stage)
+		return 0; /* told twice */
+	if (!save_state_may_move(save->state, stage.stage))
+		return error_set(e, -EPROTO, "save %016" PRIx64 ": from %s to %s", stage.save_id,
+				 save_state_name(save->state), save_state_name(stage.stage));
+	save_state_move(&save->state, stage.stage);
+	if (save->state == SAVE_CAPTURED)
+		remember_part(save);
+	if (save->state == SAVE_DURABLE)
+		become_clean(save);
+	push_stage(save, &stage);
+	msave_settled(save);
+	return 0;
+}
+
+/* A rank cancels: tells the coordinator, which fails the save on all ranks. */
+struct cancel_note {
+	struct msave *save;
+	uint32_t rank;
+};
+
+static int send_cancel(void *arg)
+{
+	struct cancel_note *note = arg;
+	_cleanup_(cleanup_msave_put) struct msave *save = note->save;
+	_cleanup_(buf_fini) struct buf body = { 0 }, words = { 0 };
+	struct msg_g_stage fail = { .tenant = view_str(save->group->tenant),
+				    .group = view_str(save->group->name),
+				    .incarnation = save->group->incarnation,
+				    .bundle = view_str(save->bundle),
+				    .step = save->step,
+				    .code = ECANCELED };
+	int r = buf_printf(&words, "rank %u cancelled the save", note->rank);
+
+	free(note);
+	fail.words = view_buf(&words);
+	if (!r)
+		r = msg_g_stage_encode(&fail, &body);
+	if (!r)
+		(void)cluster_call(save->groups->cluster, save->coordinator, MSG_G_FAIL, view_buf(&body),
+				   env_in_ms(save->groups->env, SETTLE_MS), NULL, NULL);
+	return 0;
+}
+
+static void cancel_save(struct msave *save, uint32_t rank)
+{
+	struct cancel_note *note = calloc(1, sizeof(*note));
+
+	if (!note)
+		return;
+	*note = (struct cancel_note){ .save = save, .rank = rank };
+	save->refs++;
+	if (!save->sent || fiber_start(&save->groups->flows, "cancel", send_cancel, note)) {
+		msave_put(save);
+		free(note);
+		msave_fail(save, -ECANCELED, "a rank cancelled the save");
+	}
+}
+
+/* Also how a client says, after a failure, that it touches no span any more. */
+void group_cancel(struct rank *rank, uint64_t number)
+{
+	list_each(node, &rank->group->saves) {
+		struct msave *save = list_entry(node, struct msave, group_link);
+		struct moffer *offer = msave_offer_of(save, rank);
+
+		if (!offer || offer->client_save != number)
+			continue;
+		offer->quiet = true;
+		if (is_over(save))
+			msave_settled(save);
+		else if (save->state < SAVE_CAPTURED)
+			cancel_save(save, rank->number);
+		return;
+	}
+}
+
+void member_rank_left(struct rank *rank, const char *words)
+{
+	list_each(node, &rank->group->saves) {
+		struct msave *save = list_entry(node, struct msave, group_link);
+		struct moffer *offer = msave_offer_of(save, rank);
+
+		if (offer)
+			offer->rank = NULL; /* dead or done: it cannot write any more */
+		if (!is_over(save) && !save->sent)
+			msave_fail(save, -ERR_ERANK, words);
+		else
+			msave_settled(save);
+	}
+}
+
+static void end_all(struct groups *groups, const char *coordinator, int code, const char *words)
+{
+	list_each(node, &groups->msaves) {
+		struct msave *save = list_entry(node, struct msave, link);
+
+		if (!coordinator || !strcmp(save->coordinator, coordinator))
+			msave_fail(save, code, words);
+	}
+}
+
+void member_coordinator_lost(struct groups *groups, const char *node)
+{
+	char words[160];
+
+	snprintf(words, sizeof(words), "node %s, which coordinated the save, was lost", node);
+	end_all(groups, node, -ERR_ENODE, words);
+}
+
+void member_stop(struct groups *groups)
+{
+	end_all(groups, NULL, -ESHUTDOWN, "the daemon of this node shuts down");
+}
+
+int groups_status(struct groups *groups, struct list_buf *saves)
+{
+	int r = 0;
+
+	list_each(node, &groups->msaves) {
+		const struct msave *save = list_entry(node, struct msave, link);
+		struct elem_save_status status = { .save_id = save->save_id,
+						   .group = view_str(save->group ? save->group->name : ""),
+						   .bundle = view_str(save->bundle),
+						   .step = save->step,
+						   .state = view_str(save_state_name(save->state)) };
+
+		for (size_t i = 0; save->part && i < save->part->n_blocks; i++)
+			if (save->part->blocks[i].mode == CAPTURE_COPY)
+				status.bytes += save->part->blocks[i].bytes;
+		if (!r)
+			r = elem_save_status_append(saves, &status);
+	}
+	return r;
+}
+
+void member_serve(struct groups *groups)
+{
+	cluster_serve(groups->cluster, MSG_G_STAGE, serve_stage, groups);
+	capture_serve(groups);
+	holder_serve(groups);
+}

@@ -1,0 +1,82 @@
+/*
+ * group/member.h: a node's part in a save: what its ranks offered, the blocks that it holds for it. Shared by member.c (life),
+ * capture.c (grants and what ranks report) and holder.c (hashing, copies, packs).
+ */
+#pragma once
+
+#include "group/inside.h"
+
+struct part_block { /* one block of one rank, as the plan has it */
+	uint64_t offset;
+	uint32_t block, rank, item, bytes, mode;
+};
+struct part_receive {
+	uint32_t block, bytes;
+};
+
+/* The node's part of a plan; counted, immutable, kept for the next save of the same structure. */
+struct part {
+	uint32_t refs;
+	uint64_t plan;
+	struct part_block *blocks;     /* by rank, then block */
+	struct part_receive *receives; /* by block */
+	size_t n_blocks, n_receives;
+};
+void part_put(struct part *part); /* accepts NULL */
+
+struct mblock {		     /* beside part.blocks */
+	struct block *block; /* pinned; NULL: a check, or a hole */
+	struct digest digest;
+	uint64_t sample;
+	uint32_t crc, flags;
+	bool filled;
+};
+
+struct moffer { /* one local rank's */
+	struct list link;
+	struct rank *rank; /* NULL: it is gone */
+	uint32_t number;
+	uint64_t client_save; /* the client's number for it */
+	struct structure *structure;
+	size_t first, n;    /* its blocks in the part */
+	size_t outstanding; /* granted, not reported */
+	bool quiet;	    /* it said that it touches no span any more */
+};
+
+struct msave {
+	uint32_t refs; /* the lists have one; each fiber that works on its blocks */
+	struct list link, group_link;
+	struct groups *groups;
+	struct mgroup *group; /* NULL: this node only holds copies */
+	char *bundle, *coordinator;
+	uint64_t step, save_id, parent;
+	uint32_t copies, policy, flags;
+	struct buf attributes;
+	uint32_t n_attributes;
+	enum save_state state;
+	struct list offers; /* struct moffer, by number */
+	uint32_t n_offers;
+	bool sent; /* the merged offer is with the coordinator */
+	bool hinted;
+	struct part *part;
+	struct mblock *blocks;
+	struct block **received; /* beside part.receives; pinned */
+	struct waitplace changed;
+	struct error error; /* why it failed */
+};
+void msave_put(struct msave *save); /* accepts NULL */
+struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view bundle, uint64_t step,
+			const char *coordinator);
+struct msave *msave_by_id(struct groups *groups, uint64_t save_id);
+/* Ends the save here: tells the ranks, wakes who waits. Its blocks go once nobody can touch them. */
+void msave_fail(struct msave *save, int code, const char *words);
+/* Lets go of an ended save once no rank can touch its spans. */
+void msave_settled(struct msave *save);
+struct moffer *msave_offer_of(struct msave *save, const struct rank *rank);
+
+/* The checked contents of a block of this save are known: indexes it, or takes the pool's equal block instead. */
+int msave_index(struct block **block, const struct digest *digest, uint32_t crc);
+
+void capture_serve(struct groups *groups);
+void holder_serve(struct groups *groups);
+int capture_answer(const struct msave *save, struct buf *answer); /* msg_g_capture_reply */
