@@ -24,7 +24,7 @@
 	X(17, LEAVE)   /* msg_handle -> empty */                                             \
 	X(18, SAVE)    /* msg_save -> msg_save_reply: the offer whole; or "send the items" */ \
 	X(19, FILLED)  /* msg_filled -> empty */                                             \
-	X(20, CANCEL)  /* msg_handle (a save or a load) -> empty */                          \
+	X(20, CANCEL)  /* msg_cancel -> empty */                                             \
 	X(21, OPEN)    /* msg_open -> msg_open_reply */                                      \
 	X(22, ITEMS)   /* msg_items -> msg_items_reply */                                    \
 	X(23, CLOSE)   /* msg_handle (a version) -> empty */                                 \
@@ -98,7 +98,12 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_grant(F) F(u32, item) F(u32, block) F(u64, offset) F(u32, bytes) F(u64, arena) F(u64, arena_offset)
 #define MSG_grant(F)  F(u32, mode) F(u32, last) F(list, grants)
 #define ELEM_filled(F) F(u32, block) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
-#define MSG_filled(F)  F(u64, save) F(list, filled)
+#define MSG_filled(F)  F(u64, group) F(u64, save) F(list, filled)
+/*
+ * number: the client's, of a save (then group is that save's) or of a load (group is 0). Says also that the client touches no span of
+ * it any more: it ends every load, and every save that failed before it was captured.
+ */
+#define MSG_cancel(F) F(u64, group) F(u64, number)
 
 #define MSG_arena(F) F(u64, arena) F(u64, bytes) F(u32, writable)
 #define MSG_stage(F)                                                                                                   \
@@ -112,7 +117,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 /* name not empty: that item alone (-ENOENT); else up to limit items with names greater than after. */
 #define MSG_items(F)	   F(u64, version) F(str, name) F(str, after) F(u32, limit)
 #define ELEM_item_info(F)  F(str, name) F(str, dtype) F(u32, element_bits) F(box, whole) F(u64, bytes) F(u32, n_pieces)
-#define MSG_items_reply(F) F(list, items)
+#define MSG_items_reply(F) F(list, items) F(u32, more) /* more: this page is not the last */
 
 /* A grouped load when group is not 0: the ranks' nth load of that version in this incarnation belong together. */
 #define ELEM_want(F) F(str, name) F(box, box)
@@ -207,7 +212,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(arena) X(stage) X(open) X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list)   \
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
-	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply)
+	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
