@@ -27,11 +27,16 @@
 #include "pool/pool.h"
 #include "wire/message.h"
 
-#define PEER_PING_MS	1000
-#define PEER_SILENT_MS	4000
-#define CALL_BODY_MAX	(64u << 20) /* bytes of a call or an answer, sent in frames of at most FRAME_BODY_MAX */
-#define NODE_NAME_MAX	63	    /* bytes, [A-Za-z0-9._-] */
+#define PEER_PING_MS	  1000
+#define PEER_SILENT_MS	  4000
+#define CALL_BODY_MAX	  (64u << 20) /* bytes of a call or an answer, sent in frames of at most FRAME_BODY_MAX */
+#define NODE_NAME_MAX	  63	      /* bytes, [A-Za-z0-9._-] */
 #define CLUSTER_NODES_MAX 4096
+
+/* The generation's places: u32 in the meta engine; objects g/<n> (decimal) in the backend, whose contents may be anything. */
+#define CLUSTER_GENERATION_KEY	  "c/generation"
+#define CLUSTER_GENERATION_PREFIX "g/"
+#define CLUSTER_ENGINE_KEY	  "c/engine" /* a token: which engine began the cluster */
 
 struct cluster;
 
@@ -39,19 +44,20 @@ struct cluster_options {
 	const char *node, *domain; /* domain NULL: the node's name */
 	const char *listen;	   /* "tcp:HOST:PORT"; port 0 picks one */
 	const char *cluster_id;
-	struct meta *meta;	       /* the embedded engine, which this node then serves to its peers; or NULL and: */
-	const char *meta_address;      /* of the daemon that serves it */
-	struct backend *backend;       /* for the generation's put-if-absent */
+	struct meta *meta;	  /* the embedded engine, which this node then serves to its peers; or NULL and: */
+	const char *meta_address; /* of the daemon that serves it */
+	struct backend *backend;  /* for the generation's put-if-absent */
 	struct pool *pool;
-	uint64_t store_rate; /* bytes per s of this node's way to the store, as configured; 0: unknown (equal for all) */
+	uint64_t store_rate; /* bytes per s from this node to the store, as configured; 0: unknown (equal for all) */
 };
 
-int cluster_new(struct env *env, const struct cluster_options *options, struct cluster **ret, struct error *e); /* listens */
+/* Listens at once. */
+int cluster_new(struct env *env, const struct cluster_options *options, struct cluster **ret, struct error *e);
 /* Joins: reads or makes the generation, writes the own record, starts the heartbeats. Waits. -ERR_EREBUILD when the engine is
  * empty or of an older generation than the store. */
 int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
 void cluster_stop(struct cluster *cluster); /* waits: no more calls in or out */
-void cluster_free(struct cluster *cluster);
+void cluster_free(struct cluster *cluster); /* accepts NULL; stopped, or never joined and never called */
 
 struct meta *cluster_meta(struct cluster *cluster); /* embedded or remote */
 const char *cluster_node(const struct cluster *cluster);
@@ -70,8 +76,10 @@ struct node_info {
 	bool up; /* heard within PEER_SILENT_MS, or never tried */
 };
 /* Waits (reads the engine). Sorted by name. -ENOENT when @name is unknown. */
-int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct node_info *ret, struct error *e);
-int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n, struct error *e);
+int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct node_info *ret,
+		      struct error *e);
+int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n,
+		  struct error *e);
 
 /* Told once, on the loop, when a peer is noticed to be down or to be another incarnation. */
 struct peer_watch {
@@ -104,11 +112,12 @@ void cluster_serve(struct cluster *cluster, enum msg_type type, cluster_serve_fn
  * from the function given to cluster_serve_blocks). Waits; when it returns the span is not touched any more. Checks CRC and length,
  * not the digest. @wait_ms: how long the holder may wait for a block that is on its way to it. -ENOENT: it has not got it.
  */
-int cluster_fetch(struct cluster *cluster, const char *node, const struct digest *digest, uint32_t bytes, uint32_t wait_ms,
-		  uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e);
+int cluster_fetch(struct cluster *cluster, const char *node, const struct digest *digest, uint32_t bytes,
+		  uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e);
 /* Finds a block for a peer, pinned, or fails (-ENOENT); may wait up to @wait_ms for one under way. Given by store/. */
 void cluster_serve_blocks(struct cluster *cluster,
-			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret), void *arg);
+			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret),
+			  void *arg);
 
 /* ---- convenience for everyone above: requests to backend and meta as waiting calls ---- */
 /*
@@ -131,7 +140,8 @@ int backend_call_run(struct backend *backend, struct backend_call **pcall, uint6
 CLEANUP_OF(struct meta_req *, meta_req_free);
 int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_ns, struct error *e);
 /* Small objects and values, whole; the bytes are appended. -EFBIG: more than @max. */
-int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns, struct error *e);
+int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
+		 struct error *e);
 int backend_write(struct backend *backend, const char *key, struct view bytes, bool if_absent, uint64_t deadline_ns,
 		  struct error *e); /* 0, BACKEND_EXISTS, error */
 int meta_get(struct meta *meta, struct view key, struct buf *ret, uint64_t deadline_ns, struct error *e);

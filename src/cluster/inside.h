@@ -1,0 +1,176 @@
+/*
+ * cluster/inside.h: the cluster as its own files share it; nobody else includes it.
+ *
+ * A *link* is a connection that this node made to a peer, one for control and one for bulk; an *incoming* is one that a peer made
+ * to this node. Calls go out on links and come in on incomings, never the other way round. Peers are never forgotten, so that
+ * pointers to them stay valid over every wait.
+ */
+#pragma once
+
+#include "base/list.h"
+#include "base/map.h"
+#include "cluster/cluster.h"
+
+#define CLUSTER_MAGIC UINT32_C(0x74736c43)
+
+#define CONN_CALLS_MAX	 1024	      /* served at a time for one connection; beyond it -EBUSY */
+#define CONN_PARTIAL_MAX (128u << 20) /* bytes of bodies that have come in part, on one connection */
+#define INCOMING_MAX	 (3 * CLUSTER_NODES_MAX)
+#define MSG_TYPES_MAX	 128   /* numbers of messages are below */
+#define META_REMOTE_MS	 30000 /* for one request to a remote engine, whoever still waits for it */
+#define RECORD_READ_MS	 2000  /* for a record of which an older reading is at hand */
+#define SEND_AGAIN_MS	 5     /* until a queue that was full is tried again */
+
+enum hello_kind { HELLO_CONTROL = 1, HELLO_BULK = 2 };
+
+/* ---- links and peers (peer.c) ---- */
+
+enum link_state {
+	LINK_IDLE,
+	LINK_DIALLING, /* the connection is being made */
+	LINK_GREETING, /* HELLO is out */
+	LINK_UP,
+	LINK_STATES,
+};
+
+struct link {
+	struct peer *peer;
+	enum hello_kind kind;
+	enum link_state state;
+	struct net_conn *conn; /* NULL when idle */
+	uint64_t attempt;      /* which dial this is */
+	uint64_t since_ns;     /* dialled; then up; or this node was asleep itself until then */
+	uint64_t requests;     /* the last number given */
+	struct timer timer;    /* gives up dialling; pings */
+	struct list calls;     /* struct call, under way */
+	struct waitplace settled;
+	struct error failure; /* how the last attempt ended */
+};
+
+struct peer {
+	struct cluster *cluster;
+	char name[NODE_NAME_MAX + 1]; /* empty: the meta engine's node, which has not said yet who it is */
+	char domain[NODE_NAME_MAX + 1];
+	char address[128];
+	uint64_t incarnation; /* the highest that its record or its HELLO has said */
+	uint64_t heard;	      /* the one of its last HELLO; 0: none yet */
+	uint64_t store_rate;
+	bool known;	 /* the record was read */
+	bool stale;	 /* and should be read again */
+	bool fixed;	 /* the address is configured */
+	bool down, news; /* news: the watchers are still to be told */
+	struct link control, bulk;
+};
+
+/* The peer named @name if this node has met it; NULL. */
+struct peer *peer_find(struct cluster *cluster, const char *name);
+int peer_new(struct cluster *cluster, const char *name, struct peer **ret); /* 0, -ENOMEM, -ENOSPC */
+void peer_free(struct peer *peer);
+void peer_close(struct peer *peer, int code, const char *words); /* both links; nobody is told */
+/* Another life of that node speaks: its old connections and record are worth nothing. */
+void peer_reborn(struct peer *peer);
+int peer_call(struct peer *peer, enum msg_type type, struct view body, uint64_t deadline_ns, struct buf *ret_answer,
+	      struct error *e);
+/* Waits until the link is up, dialling if it must. 0, -EHOSTDOWN, -ETIMEDOUT, -ECANCELED, or why the peer refused. */
+int link_ready(struct link *link, uint64_t deadline_ns, struct error *e);
+void link_end(struct link *link, int code, const char *words);
+
+/* ---- frames (frames.c) ---- */
+/*
+ * Sends @body in as many frames as it takes. Waits while the connection's queue is full. @over: set as soon as @conn must not
+ * be touched any more. 0, -ETIMEDOUT, -ECANCELED, -ENOTCONN, -ENOMEM.
+ */
+int frames_send(struct cluster *cluster, struct net_conn *conn, const struct frame_head *head, struct view body,
+		uint64_t deadline_ns, const bool *over);
+int failure_encode(int code, const char *words, struct buf *ret);
+int failure_decode(struct view body, struct error *e);			/* the code, or -EPROTO */
+uint32_t deadline_to_ms(struct cluster *cluster, uint64_t deadline_ns); /* at least 1 */
+
+/* ---- serving (serve.c) ---- */
+
+struct incoming {
+	struct list link;
+	struct cluster *cluster;
+	struct net_conn *conn; /* NULL once gone */
+	enum hello_kind kind;  /* 0 before HELLO */
+	bool gone;
+	char from[NODE_NAME_MAX + 1];
+	uint64_t incarnation; /* of the caller; 0: it was about to join */
+	uint64_t since_ns;
+	struct nursery nursery;
+	unsigned n_calls;
+	struct list partials;
+	size_t partial_bytes;
+	struct timer timer;
+	struct task reap;
+};
+
+void serve_accepted(void *arg, struct net_conn *conn);
+void incoming_end(struct incoming *in);
+/* The bulk connection that @node has made to this node, or NULL. */
+struct net_conn *incoming_bulk(struct cluster *cluster, const char *node);
+int serve_self(struct cluster *cluster, enum msg_type type, struct view body, uint64_t deadline_ns,
+	       struct buf *ret_answer, struct error *e);
+/* May a request of @type with that generation be served here? 0, or negative with words. Takes a higher one over. */
+int fence_check(struct cluster *cluster, unsigned type, uint32_t generation, struct error *e);
+void generation_seen(struct cluster *cluster, uint32_t generation);
+
+/* ---- members (member.c) ---- */
+bool node_name_is_valid(const char *name);
+/* The peer, its record read. Waits. */
+int peer_get(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct peer **ret, struct error *e);
+/* Writes the own record with the next incarnation. */
+int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
+
+/* ---- generation (generation.c) ---- */
+int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
+
+/* ---- meta through a peer (meta_peer.c) ---- */
+int meta_peer_open(struct cluster *cluster, const char *address, struct error *e);
+int meta_serve(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+	       struct error *e);
+
+/* ---- bulk (fetch.c) ---- */
+int fetch_serve(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		struct error *e);
+
+/* ---- the cluster ---- */
+
+struct handler {
+	cluster_serve_fn serve;
+	void *arg;
+};
+
+struct cluster {
+	uint32_t magic;
+	struct env *env;
+	char node[NODE_NAME_MAX + 1], domain[NODE_NAME_MAX + 1], id[NODE_NAME_MAX + 1];
+	uint64_t store_rate;
+	struct meta *meta;
+	bool meta_is_remote;
+	struct backend *backend;
+	struct pool *pool;
+	struct net_listener *listener;
+	char address[128];
+
+	bool joined, stopping;
+	uint32_t generation;
+	uint64_t incarnation;
+
+	struct map peers;	/* by name */
+	struct peer *meta_peer; /* with a remote engine; in no map */
+	struct list watches;
+	struct task news; /* tells them */
+	struct handler handlers[MSG_TYPES_MAX];
+	struct list incoming;
+	unsigned n_incoming;
+	struct nursery nursery; /* calls of this node to itself, requests to a remote engine */
+	struct list unsent;	/* requests to a remote engine for which there was no fiber */
+	struct task unsent_task;
+
+	int (*find_block)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret);
+	void *find_block_arg;
+	uint64_t transfers;	/* the last number given */
+	unsigned n_sendings;	/* blocks being sent to peers */
+	struct waitplace quiet; /* an incoming or a sending has ended */
+};

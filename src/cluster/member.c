@@ -1,0 +1,311 @@
+/*
+ * cluster/member.c: who belongs to the cluster: records in the meta engine, and what this node remembers of them.
+ *
+ * A record lies under n/<name>: address str, domain str, incarnation u64, store_rate u64 (wire/codec.h). What was read is
+ * kept with the peer, and read again once the peer was noticed to be down, until it is up: it may come back elsewhere.
+ */
+#include "cluster/inside.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+#define RECORD_PREFIX  "n/"
+#define RECORD_KEY_MAX (sizeof(RECORD_PREFIX) + NODE_NAME_MAX)
+#define RECORDS_A_PAGE 256
+#define JOIN_ATTEMPTS  8 /* against another node of the same name that joins at this moment */
+
+struct record {
+	struct view address, domain;
+	uint64_t incarnation, store_rate;
+};
+
+bool node_name_is_valid(const char *name)
+{
+	size_t len = strnlen(name, NODE_NAME_MAX + 1);
+
+	if (!len || len > NODE_NAME_MAX)
+		return false;
+	for (const char *c = name; *c; c++)
+		if (!(*c >= 'A' && *c <= 'Z') && !(*c >= 'a' && *c <= 'z') && !(*c >= '0' && *c <= '9') && *c != '.' &&
+		    *c != '_' && *c != '-')
+			return false;
+	return true;
+}
+
+/* ---- records ---- */
+
+static int record_encode(const struct record *record, struct buf *out)
+{
+	int r = put_str(out, &record->address);
+
+	if (!r)
+		r = put_str(out, &record->domain);
+	if (!r)
+		r = put_u64(out, &record->incarnation);
+	if (!r)
+		r = put_u64(out, &record->store_rate);
+	return r;
+}
+
+static int record_decode(struct view value, struct record *ret)
+{
+	struct record record;
+	int r = get_str(&value, &record.address);
+
+	if (!r)
+		r = get_str(&value, &record.domain);
+	if (!r)
+		r = get_u64(&value, &record.incarnation);
+	if (!r)
+		r = get_u64(&value, &record.store_rate);
+	if (r || record.address.len >= sizeof(((struct peer *)0)->address) || record.domain.len > NODE_NAME_MAX)
+		return -EPROTO;
+	*ret = record;
+	return 0;
+}
+
+static void copy_text(char *to, struct view from)
+{
+	if (from.len)
+		memcpy(to, from.ptr, from.len);
+	to[from.len] = 0;
+}
+
+/* The record says that the peer is so. A running call's peer stays as it is: its link has the old address. */
+static void peer_learn(struct peer *peer, const struct record *record)
+{
+	copy_text(peer->domain, record->domain);
+	if (!peer->fixed)
+		copy_text(peer->address, record->address);
+	peer->store_rate = record->store_rate;
+	if (record->incarnation > peer->incarnation)
+		peer->incarnation = record->incarnation;
+	peer->known = true;
+	peer->stale = false;
+}
+
+static int peer_learn_named(struct cluster *cluster, const char *name, struct view value, struct peer **ret,
+			    struct error *e)
+{
+	struct record record;
+	struct peer *peer = peer_find(cluster, name);
+
+	if (record_decode(value, &record))
+		return error_set(e, -EPROTO, "the record of node %s cannot be read", name);
+	if (!peer) {
+		int r = peer_new(cluster, name, &peer);
+		if (r)
+			return error_set(e, r, "no room for node %s", name);
+	}
+	peer_learn(peer, &record);
+	*ret = peer;
+	return 0;
+}
+
+static int record_read(struct cluster *cluster, const char *name, struct buf *ret, uint64_t deadline_ns,
+		       struct error *e)
+{
+	char key[RECORD_KEY_MAX];
+
+	snprintf(key, sizeof(key), RECORD_PREFIX "%s", name);
+	return meta_get(cluster->meta, view_str(key), ret, deadline_ns, e);
+}
+
+int peer_get(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct peer **ret, struct error *e)
+{
+	struct peer *peer = peer_find(cluster, name);
+	_cleanup_(buf_fini) struct buf value = { 0 };
+
+	if (peer && ((peer->known && !peer->stale && !peer->down) || peer->fixed)) {
+		*ret = peer;
+		return 0;
+	}
+	if (!node_name_is_valid(name))
+		return error_set(e, -EINVAL, "\"%.80s\" is no name of a node", name);
+	bool at_hand = peer && peer->known;
+	uint64_t soon_ns = env_in_ms(cluster->env, RECORD_READ_MS);
+	int r = record_read(cluster, name, &value, at_hand && soon_ns < deadline_ns ? soon_ns : deadline_ns, e);
+	if (r == -ENOENT)
+		return error_set(e, r, "there is no node %s in the cluster", name);
+	if (r && (!at_hand || r == -ECANCELED))
+		return r;
+	if (!r)
+		r = peer_learn_named(cluster, name, view_buf(&value), &peer, e);
+	else
+		r = 0; /* the engine does not answer: what was read before may still be right */
+	if (!r)
+		*ret = peer;
+	return r;
+}
+
+/* ---- what users see ---- */
+
+static void info_of_self(const struct cluster *cluster, struct node_info *ret)
+{
+	*ret = (struct node_info){
+		.incarnation = cluster->incarnation,
+		.store_rate = cluster->store_rate,
+		.up = true,
+	};
+	memcpy(ret->name, cluster->node, sizeof(ret->name));
+	memcpy(ret->domain, cluster->domain, sizeof(ret->domain));
+	memcpy(ret->address, cluster->address, sizeof(ret->address));
+}
+
+static void info_of_peer(const struct peer *peer, struct node_info *ret)
+{
+	*ret = (struct node_info){
+		.incarnation = peer->incarnation,
+		.store_rate = peer->store_rate,
+		.up = !peer->down,
+	};
+	memcpy(ret->name, peer->name, sizeof(ret->name));
+	memcpy(ret->domain, peer->domain, sizeof(ret->domain));
+	memcpy(ret->address, peer->address, sizeof(ret->address));
+}
+
+int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct node_info *ret,
+		      struct error *e)
+{
+	struct peer *peer;
+
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	if (!strcmp(name, cluster->node)) {
+		info_of_self(cluster, ret);
+		return 0;
+	}
+	peer = peer_find(cluster, name);
+	if (peer && peer->fixed && !peer->known) { /* its address was configured, the rest stands in its record */
+		_cleanup_(buf_fini) struct buf value = { 0 };
+		int r = record_read(cluster, name, &value, deadline_ns, e);
+		if (!r)
+			r = peer_learn_named(cluster, name, view_buf(&value), &peer, e);
+		if (r)
+			return r;
+	}
+	int r = peer_get(cluster, name, deadline_ns, &peer, e);
+	if (!r)
+		info_of_peer(peer, ret);
+	return r;
+}
+
+static int infos_add(struct cluster *cluster, struct view key, struct view value, struct buf *infos, struct error *e)
+{
+	struct node_info info;
+	struct peer *peer;
+	char name[NODE_NAME_MAX + 1];
+	size_t prefix = strlen(RECORD_PREFIX);
+
+	if (key.len <= prefix || key.len - prefix > NODE_NAME_MAX)
+		return error_set(e, -EPROTO, "a node's name of %zu bytes", key.len);
+	copy_text(name, view_of(key.ptr + prefix, key.len - prefix));
+	if (!strcmp(name, cluster->node)) {
+		info_of_self(cluster, &info);
+	} else {
+		int r = peer_learn_named(cluster, name, value, &peer, e);
+		if (r)
+			return r;
+		info_of_peer(peer, &info);
+	}
+	return buf_append(infos, &info, sizeof(info)) ? error_set(e, -ENOMEM, "no memory for a list of nodes") : 0;
+}
+
+/* One page; @ret_more with the last key in @after. */
+static int infos_page(struct cluster *cluster, uint64_t deadline_ns, struct buf *after, struct buf *infos,
+		      bool *ret_more, struct error *e)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RANGE);
+	struct view key = { 0 }, value;
+	uint32_t n = 0;
+	int r = req ? meta_put_range(req, view_str(RECORD_PREFIX), view_buf(after), RECORDS_A_PAGE) : -ENOMEM;
+
+	if (r)
+		return error_set(e, r, "cannot ask for the nodes: %s", error_meaning(r));
+	int outcome = meta_call_run(cluster->meta, &req, deadline_ns, e);
+	if (outcome < 0)
+		return outcome;
+	struct view rest = view_buf(&req->out);
+	while ((r = meta_out_entry(&rest, &key, &value)) == 0) {
+		r = infos_add(cluster, key, value, infos, e);
+		if (r)
+			return r;
+		n++;
+	}
+	if (r < 0)
+		return error_set(e, r, "the list of nodes cannot be read");
+	after->len = 0;
+	if (buf_append(after, key.ptr, key.len))
+		return error_set(e, -ENOMEM, "no memory for a list of nodes");
+	*ret_more = n && (outcome == META_MORE || n == RECORDS_A_PAGE);
+	return 0;
+}
+
+int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf infos = { 0 }, after = { 0 };
+	bool more = true;
+
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	while (more) {
+		int r = infos_page(cluster, deadline_ns, &after, &infos, &more, e);
+		if (r)
+			return r;
+	}
+	*ret_n = infos.len / sizeof(**ret);
+	*ret = (struct node_info *)TAKE(infos.ptr);
+	return 0;
+}
+
+/* ---- joining ---- */
+
+/* 0; META_CONFLICT: somebody else wrote it meanwhile. */
+static int record_write(struct cluster *cluster, struct view old, uint64_t incarnation, uint64_t deadline_ns,
+			struct error *e)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	const struct record record = {
+		.address = view_str(cluster->address),
+		.domain = view_str(cluster->domain),
+		.incarnation = incarnation,
+		.store_rate = cluster->store_rate,
+	};
+	char key[RECORD_KEY_MAX];
+
+	snprintf(key, sizeof(key), RECORD_PREFIX "%s", cluster->node);
+	int r = req ? record_encode(&record, &value) : -ENOMEM;
+	if (!r)
+		r = meta_txn_expect(req, view_str(key), old);
+	if (!r)
+		r = meta_txn_put(req, view_str(key), view_buf(&value));
+	if (r)
+		return error_set(e, r, "the record of node %s cannot be written: %s", cluster->node, error_meaning(r));
+	return meta_call_run(cluster->meta, &req, deadline_ns, e);
+}
+
+int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
+{
+	for (int i = 0; i < JOIN_ATTEMPTS; i++) {
+		_cleanup_(buf_fini) struct buf value = { 0 };
+		struct record record = { 0 };
+		int r = record_read(cluster, cluster->node, &value, deadline_ns, e);
+
+		if (r && r != -ENOENT)
+			return r;
+		if (!r && record_decode(view_buf(&value), &record))
+			return error_set(e, -EPROTO, "the record of node %s cannot be read", cluster->node);
+		r = record_write(cluster, view_buf(&value), record.incarnation + 1, deadline_ns, e);
+		if (r < 0)
+			return r;
+		if (!r) {
+			cluster->incarnation = record.incarnation + 1;
+			return 0;
+		}
+	}
+	return error_set(e, -EBUSY, "another node called %s joins at the same time", cluster->node);
+}

@@ -1,0 +1,550 @@
+/*
+ * cluster/serve.c: connections that peers made to this node, and the calls that come in on them.
+ *
+ * Each call is a fiber in its connection's nursery. When the connection goes, its fibers are cancelled, and the last of them lets
+ * go of it. An incarnation of a peer has one control and one bulk connection here: a newer one takes the place of the older.
+ */
+#include "cluster/inside.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+/* A body that has come in part. */
+struct partial {
+	struct list link;
+	uint64_t request, deadline_ns;
+	struct buf body;
+	bool refused; /* the rest is swallowed */
+};
+
+/* A call being served. */
+struct served {
+	struct incoming *in;
+	uint64_t request, deadline_ns;
+	enum msg_type type;
+	struct buf body;
+};
+
+/* ---- ends ---- */
+
+static void partial_free(struct incoming *in, struct partial *partial)
+{
+	list_remove(&partial->link);
+	in->partial_bytes -= partial->body.len;
+	buf_fini(&partial->body);
+	free(partial);
+}
+
+static void incoming_reap(struct task *task)
+{
+	struct incoming *in = container_of(task, struct incoming, reap);
+	struct cluster *cluster = in->cluster;
+
+	if (!nursery_is_empty(&in->nursery))
+		return;
+	list_remove(&in->link);
+	cluster->n_incoming--;
+	free(in);
+	wake_all(&cluster->quiet);
+}
+
+static void incoming_leave(struct incoming *in)
+{
+	struct loop *loop = in->cluster->env->loop;
+
+	in->gone = true;
+	timer_disarm(loop, &in->timer);
+	while (!list_empty(&in->partials))
+		partial_free(in, list_entry(in->partials.next, struct partial, link));
+	nursery_cancel(&in->nursery);
+	loop_post(loop, &in->reap);
+}
+
+struct net_conn *incoming_bulk(struct cluster *cluster, const char *from)
+{
+	list_each(node, &cluster->incoming) {
+		struct incoming *in = list_entry(node, struct incoming, link);
+
+		if (!in->gone && in->kind == HELLO_BULK && !strcmp(in->from, from))
+			return in->conn;
+	}
+	return NULL;
+}
+
+/* Connections of that kind from a life of @from up to @incarnation. */
+static void incoming_end_all(struct cluster *cluster, const char *from, enum hello_kind kind, uint64_t incarnation)
+{
+	list_each(node, &cluster->incoming) {
+		struct incoming *in = list_entry(node, struct incoming, link);
+		bool joining = !in->incarnation &&
+			       incarnation; /* an older life may still be there, or a newer one come */
+
+		if (in->kind == kind && !strcmp(in->from, from) && in->incarnation <= incarnation && !joining)
+			incoming_end(in);
+	}
+}
+
+void incoming_end(struct incoming *in)
+{
+	if (in->gone)
+		return;
+	net_close(TAKE(in->conn));
+	incoming_leave(in);
+	if (in->kind == HELLO_CONTROL)
+		incoming_end_all(in->cluster, in->from, HELLO_BULK, in->incarnation);
+}
+
+/* ---- answers that need no fiber ---- */
+
+static void reply(struct incoming *in, unsigned type, uint64_t request, unsigned flags, struct view body)
+{
+	const struct frame_head head = {
+		.type = (uint16_t)type,
+		.flags = FRAME_REPLY | flags,
+		.request = request,
+		.generation = in->cluster->generation,
+	};
+
+	if (net_send(in->conn, &head, body, NULL))
+		incoming_end(in); /* the caller learns more from the end than from silence */
+}
+
+static void reply_failure(struct incoming *in, unsigned type, uint64_t request, int code, const char *words)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+
+	if (failure_encode(code, words, &body))
+		incoming_end(in);
+	else
+		reply(in, type, request, FRAME_FAILED, view_buf(&body));
+}
+
+/* ---- HELLO ---- */
+
+static int hello_check(struct incoming *in, const struct msg_hello *m, struct error *e)
+{
+	struct cluster *cluster = in->cluster;
+
+	if (m->major_min > FRAME_MAJOR || m->major_max < FRAME_MAJOR_LEAST)
+		return error_set(e, -ERR_EVERSION,
+				 "this node speaks protocols %d to %d, you speak %" PRIu32 " to %" PRIu32,
+				 FRAME_MAJOR_LEAST, FRAME_MAJOR, m->major_min, m->major_max);
+	if (m->kind != HELLO_CONTROL && m->kind != HELLO_BULK)
+		return error_set(e, -EPROTO, "HELLO of kind %d: here peers are spoken to", m->kind);
+	if (!view_equal(m->cluster, view_str(cluster->id)))
+		return error_set(e, -EPERM, "node %s belongs to cluster %s, you to %.*s", cluster->node, cluster->id,
+				 (int)m->cluster.len, (const char *)m->cluster.ptr);
+	if (m->node.len > NODE_NAME_MAX)
+		return error_set(e, -EPROTO, "a node's name of %zu bytes", m->node.len);
+	memcpy(in->from, m->node.ptr, m->node.len);
+	in->from[m->node.len] = 0;
+	if (!node_name_is_valid(in->from) || !strcmp(in->from, cluster->node))
+		return error_set(e, -EPROTO, "\"%s\" is no name for a peer of node %s", in->from, cluster->node);
+	return 0;
+}
+
+/* Who calls is remembered by its incarnation: an older one than has been seen is refused. */
+static int hello_peer(struct incoming *in, uint64_t incarnation, struct error *e)
+{
+	struct cluster *cluster = in->cluster;
+	struct peer *peer = peer_find(cluster, in->from);
+
+	if (!incarnation) /* it is about to join */
+		return 0;
+	if (!peer) {
+		int r = peer_new(cluster, in->from, &peer);
+		if (r)
+			return error_set(e, r, "no room for one peer more");
+	}
+	if (incarnation < peer->incarnation)
+		return error_set(e, -ERR_ESTALEEPOCH,
+				 "node %s has been started again since: it is in incarnation %" PRIu64
+				 ", you are in %" PRIu64,
+				 in->from, peer->incarnation, incarnation);
+	if (incarnation > peer->heard)
+		peer_reborn(peer);
+	peer->incarnation = peer->heard = incarnation;
+	return 0;
+}
+
+static int hello_answer(struct incoming *in, const struct frame_head *head)
+{
+	struct cluster *cluster = in->cluster;
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct msg_hello_reply m = {
+		.major = FRAME_MAJOR,
+		.cluster = view_str(cluster->id),
+		.generation = cluster->generation,
+		.node = view_str(cluster->node),
+		.incarnation = cluster->incarnation,
+		.pool_bytes = cluster->pool ? pool_arena(cluster->pool, POOL_CAPTURE)->size +
+						      pool_arena(cluster->pool, POOL_READ)->size :
+					      0,
+	};
+	const struct frame_head reply_head = {
+		.type = MSG_HELLO,
+		.flags = FRAME_REPLY,
+		.request = head->request,
+		.generation = cluster->generation,
+	};
+	int r = msg_hello_reply_encode(&m, &body);
+
+	if (!r)
+		r = net_send(in->conn, &reply_head, view_buf(&body), NULL);
+	if (!r && in->kind == HELLO_BULK)
+		r = net_bulk_start(in->conn);
+	return r;
+}
+
+static void on_hello(struct incoming *in, const struct frame_head *head, struct view body)
+{
+	struct cluster *cluster = in->cluster;
+	struct msg_hello m;
+	struct error e = { 0 };
+	int r = 0;
+
+	if (head->type != MSG_HELLO || msg_hello_decode(body, &m))
+		r = error_set(&e, -EPROTO, "a connection begins with HELLO");
+	if (!r)
+		r = hello_check(in, &m, &e);
+	if (!r)
+		r = hello_peer(in, m.incarnation, &e);
+	if (r) {
+		reply_failure(in, MSG_HELLO, head->request, r, e.text);
+		if (!in->gone) {
+			net_close_when_sent(TAKE(in->conn));
+			incoming_leave(in);
+		}
+		return;
+	}
+
+	incoming_end_all(cluster, in->from, m.kind, m.incarnation);
+	generation_seen(cluster, m.generation);
+	in->kind = m.kind;
+	in->incarnation = m.incarnation;
+	if (hello_answer(in, head))
+		incoming_end(in);
+}
+
+/* ---- calls ---- */
+
+static int no_answer(struct cluster *cluster, unsigned type, struct error *e)
+{
+	return error_set(e, -ENOSYS, "node %s does not serve messages of type %u (%s)", cluster->node, type,
+			 msg_type_name(type));
+}
+
+static int handle(struct cluster *cluster, unsigned type, const char *from, struct view body, uint64_t deadline_ns,
+		  struct buf *answer, struct error *e)
+{
+	const struct handler *handler = type < MSG_TYPES_MAX ? &cluster->handlers[type] : NULL;
+
+	if (!handler || !handler->serve)
+		return no_answer(cluster, type, e);
+	int r = handler->serve(handler->arg, from, body, deadline_ns, answer, e);
+	CHECK(r <= 0);
+	if (!r && answer->len > CALL_BODY_MAX)
+		return error_set(e, -E2BIG, "an answer of %zu bytes to %s", answer->len, msg_type_name(type));
+	return r;
+}
+
+static void serve_answer(struct served *served, int result, const char *words, struct buf *answer)
+{
+	struct incoming *in = served->in;
+	struct frame_head head = { .type = (uint16_t)served->type, .flags = FRAME_REPLY, .request = served->request };
+
+	if (in->gone)
+		return;
+	if (result < 0) {
+		head.flags |= FRAME_FAILED;
+		answer->len = 0;
+		if (failure_encode(result, *words ? words : error_meaning(result), answer)) {
+			incoming_end(in);
+			return;
+		}
+	}
+	int r = frames_send(in->cluster, in->conn, &head, view_buf(answer), served->deadline_ns, &in->gone);
+	if (r && r != -ETIMEDOUT) /* in time nobody waits any more */
+		incoming_end(in);
+}
+
+static int serve_run(void *arg)
+{
+	struct served *served = arg;
+	struct incoming *in = served->in;
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct error e = { 0 };
+
+	int r = handle(in->cluster, served->type, in->from, view_buf(&served->body), served->deadline_ns, &answer, &e);
+	serve_answer(served, r, e.text, &answer);
+	in->n_calls--;
+	if (in->gone)
+		loop_post(in->cluster->env->loop, &in->reap);
+	buf_fini(&served->body);
+	free(served);
+	return 0;
+}
+
+/* Takes the bytes of @body over. */
+static int serve_start(struct incoming *in, const struct frame_head *head, uint64_t deadline_ns, struct buf *body,
+		       struct error *e)
+{
+	if (in->n_calls >= CONN_CALLS_MAX)
+		return error_set(e, -EBUSY, "node %s serves %d calls of node %s already", in->cluster->node,
+				 CONN_CALLS_MAX, in->from);
+	struct served *served = malloc(sizeof(*served));
+	if (!served)
+		return error_set(e, -ENOMEM, "no memory to serve a call");
+	*served = (struct served){
+		.in = in,
+		.request = head->request,
+		.deadline_ns = deadline_ns,
+		.type = head->type,
+		.body = *body,
+	};
+	int r = fiber_start(&in->nursery, msg_type_name(head->type), serve_run, served);
+	if (r) {
+		free(served);
+		return error_set(e, r == -EAGAIN ? -EBUSY : r, "node %s cannot serve one call more: %s",
+				 in->cluster->node, error_meaning(r));
+	}
+	in->n_calls++;
+	*body = (struct buf){ 0 };
+	return 0;
+}
+
+/* ---- bodies in parts ---- */
+
+static struct partial *partial_find(struct incoming *in, uint64_t request)
+{
+	list_each(node, &in->partials) {
+		struct partial *partial = list_entry(node, struct partial, link);
+
+		if (partial->request == request)
+			return partial;
+	}
+	return NULL;
+}
+
+static struct partial *partial_new(struct incoming *in, uint64_t request, uint64_t deadline_ns)
+{
+	struct partial *partial = calloc(1, sizeof(*partial));
+
+	if (!partial)
+		return NULL;
+	partial->request = request;
+	partial->deadline_ns = deadline_ns;
+	list_append(&in->partials, &partial->link);
+	return partial;
+}
+
+static int partial_add(struct incoming *in, struct partial *partial, struct view piece, struct error *e)
+{
+	if (partial->body.len + piece.len > CALL_BODY_MAX)
+		return error_set(e, -E2BIG, "a call has at most %u bytes", CALL_BODY_MAX);
+	if (in->partial_bytes + piece.len > CONN_PARTIAL_MAX)
+		return error_set(e, -EBUSY, "the calls of node %s have more than %u bytes under way", in->from,
+				 CONN_PARTIAL_MAX);
+	if (buf_append(&partial->body, piece.ptr, piece.len))
+		return error_set(e, -ENOMEM, "no memory for a call's body");
+	in->partial_bytes += piece.len;
+	return 0;
+}
+
+/* 0: @ret_body is whole. 1: more is to come, or it was refused already. Negative: refused now. */
+static int body_join(struct incoming *in, const struct frame_head *head, uint64_t deadline_ns, struct view piece,
+		     struct buf *ret_body, struct error *e)
+{
+	struct partial *partial = partial_find(in, head->request);
+	bool more = head->flags & FRAME_MORE;
+
+	if (!partial && !more)
+		return buf_append(ret_body, piece.ptr, piece.len) ?
+			       error_set(e, -ENOMEM, "no memory for a call's body") :
+			       0;
+	if (!partial)
+		partial = partial_new(in, head->request, deadline_ns);
+	if (!partial) {
+		incoming_end(in);
+		return 1;
+	}
+	bool refused = partial->refused;
+	int r = refused ? 0 : partial_add(in, partial, piece, e);
+	if (r) {
+		partial->refused = true;
+		in->partial_bytes -= partial->body.len;
+		buf_fini(&partial->body);
+	}
+	if (more)
+		return r ? r : 1;
+	if (!r && !refused) {
+		in->partial_bytes -= partial->body.len;
+		*ret_body = partial->body;
+		partial->body = (struct buf){ 0 };
+	}
+	partial_free(in, partial);
+	return r ? r : refused;
+}
+
+static void on_request(struct incoming *in, const struct frame_head *head, struct view piece)
+{
+	uint64_t deadline_ns = env_in_ms(in->cluster->env, head->deadline_ms);
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct error e = { 0 };
+	int r = body_join(in, head, deadline_ns, piece, &body, &e);
+
+	if (r > 0)
+		return;
+	if (!r)
+		r = fence_check(in->cluster, head->type, head->generation, &e);
+	if (!r)
+		r = serve_start(in, head, deadline_ns, &body, &e);
+	if (r)
+		reply_failure(in, head->type, head->request, r, e.text);
+}
+
+/* ---- events ---- */
+
+static void on_frame(void *arg, const struct frame_head *head, struct view body)
+{
+	struct incoming *in = arg;
+
+	if (head->flags & FRAME_REPLY)
+		incoming_end(in); /* answers do not come this way */
+	else if (!in->kind)
+		on_hello(in, head, body);
+	else if (head->type == MSG_PING)
+		reply(in, MSG_PING, head->request, 0, (struct view){ 0 });
+	else
+		on_request(in, head, body);
+}
+
+static void on_down(void *arg, int reason, const char *words)
+{
+	incoming_end(arg);
+}
+
+/* Peers ping: who does not is gone. */
+static void on_pulse(struct timer *timer)
+{
+	struct incoming *in = container_of(timer, struct incoming, timer);
+	struct env *env = in->cluster->env;
+	uint64_t now = env_now(env);
+
+	if (now > timer->at_ns + PEER_PING_MS * NS_PER_MS)
+		in->since_ns = now; /* this node was asleep itself */
+	uint64_t heard = net_last_heard_ns(in->conn);
+	if (heard < in->since_ns || !in->kind)
+		heard = in->since_ns;
+	if (in->kind != HELLO_BULK && now >= heard + PEER_SILENT_MS * NS_PER_MS) {
+		incoming_end(in);
+		return;
+	}
+	list_each(node, &in->partials) {
+		struct partial *partial = list_entry(node, struct partial, link);
+
+		if (now > partial->deadline_ns)
+			partial_free(in, partial);
+	}
+	if (timer_arm(env->loop, timer, now + PEER_PING_MS * NS_PER_MS))
+		incoming_end(in);
+}
+
+void serve_accepted(void *arg, struct net_conn *conn)
+{
+	struct cluster *cluster = arg;
+	struct env *env = cluster->env;
+	struct incoming *in = cluster->n_incoming < INCOMING_MAX ? calloc(1, sizeof(*in)) : NULL;
+
+	if (!in) {
+		net_close(conn);
+		return;
+	}
+	*in = (struct incoming){
+		.cluster = cluster,
+		.conn = conn,
+		.since_ns = env_now(env),
+		.timer.fn = on_pulse,
+		.reap.fn = incoming_reap,
+	};
+	nursery_init(&in->nursery, env->loop);
+	list_init(&in->partials);
+	list_append(&cluster->incoming, &in->link);
+	cluster->n_incoming++;
+	const struct net_events events = { .frame = on_frame, .down = on_down, .arg = in };
+	net_adopt(conn, &events);
+	if (timer_arm(env->loop, &in->timer, env_in_ms(env, PEER_PING_MS)))
+		incoming_end(in);
+}
+
+/* ---- calls of this node to itself ---- */
+
+struct self_call {
+	struct cluster *cluster;
+	enum msg_type type;
+	uint64_t deadline_ns;
+	struct buf body, answer;
+	struct error error;
+	struct await done;
+	bool abandoned;
+};
+
+static void self_call_free(struct self_call *call)
+{
+	if (!call)
+		return;
+	buf_fini(&call->body);
+	buf_fini(&call->answer);
+	free(call);
+}
+CLEANUP_OF(struct self_call *, self_call_free);
+
+static int self_call_run(void *arg)
+{
+	struct self_call *call = arg;
+	struct cluster *cluster = call->cluster;
+	int r = handle(cluster, call->type, cluster->node, view_buf(&call->body), call->deadline_ns, &call->answer,
+		       &call->error);
+
+	if (r && !*call->error.text)
+		error_set(&call->error, r, "%s: %s", msg_type_name(call->type), error_meaning(r));
+	if (call->abandoned)
+		self_call_free(call);
+	else
+		call->done.done.fn(&call->done.done, r);
+	return 0;
+}
+
+int serve_self(struct cluster *cluster, enum msg_type type, struct view body, uint64_t deadline_ns,
+	       struct buf *ret_answer, struct error *e)
+{
+	_cleanup_(cleanup_self_call_free) struct self_call *call = calloc(1, sizeof(*call));
+
+	if (!call || buf_append(&call->body, body.ptr, body.len))
+		return error_set(e, -ENOMEM, "no memory for a call");
+	call->cluster = cluster;
+	call->type = type;
+	call->deadline_ns = deadline_ns;
+	await_init(&call->done);
+	int r = fiber_start(&cluster->nursery, msg_type_name(type), self_call_run, call);
+	if (r)
+		return error_set(e, r == -EAGAIN ? -EBUSY : r, "cannot serve one call more: %s", error_meaning(r));
+
+	r = await(&call->done, deadline_ns);
+	if (!call->done.finished) {
+		call->abandoned = true; /* it frees itself */
+		call = NULL;
+		return error_set(e, r, "%s to node %s: %s", msg_type_name(type), cluster->node,
+				 r == -ETIMEDOUT ? "no answer in time" : "cancelled");
+	}
+	if (r)
+		return error_set(e, r, "%s", call->error.text);
+	if (ret_answer && buf_append(ret_answer, call->answer.ptr, call->answer.len))
+		return error_set(e, -ENOMEM, "no memory for an answer");
+	return 0;
+}
