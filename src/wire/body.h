@@ -1,0 +1,39 @@
+/*
+ * wire/body.h: bodies that are longer than a frame, and failures as bodies. Pure.
+ *
+ * A long body goes in frames of the same request and type, all but the last with FRAME_MORE; frames of other requests may come
+ * between them.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/list.h"
+#include "wire/frame.h"
+
+#define BODY_MAX	 (64u << 20) /* bytes of one joined body */
+#define BODY_PARTS_MAX	 256	     /* bodies that have come in part, on one connection */
+#define FAILURE_CODE_MAX 65535
+
+/* Bodies that have come in part, on one connection. */
+struct body_joiner {
+	struct list parts;
+	size_t n_parts, bytes; /* of all parts */
+	size_t bytes_max;
+};
+void body_joiner_init(struct body_joiner *joiner, size_t bytes_max);
+void body_joiner_fini(struct body_joiner *joiner); /* accepts a zeroed one */
+
+/*
+ * Takes the frame's piece. 0: the body is whole, and the caller's in @ret_body (zeroed before). 1: more is to come. -E2BIG, -EBUSY
+ * (all parts together), -ENOMEM: the body is refused, once, and its rest swallowed, which answers 1. -EPROTO: too many bodies at
+ * once; nothing more can be read.
+ */
+int body_join(struct body_joiner *joiner, const struct frame_head *head, struct view piece, struct buf *ret_body);
+
+/* The next frame's piece of @body: at most FRAME_BODY_MAX bytes leave it. Sets or clears FRAME_MORE in @head. */
+struct view body_cut(struct frame_head *head, struct view *body);
+
+/* A msg_failure; @code is negative. 0, -ENOMEM. */
+int body_put_failure(struct buf *body, int code, const char *words);
+/* The code that the body holds, with its words in @e; -EPROTO when it cannot be read. Never 0. */
+int body_get_failure(struct view body, struct error *e);
