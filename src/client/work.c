@@ -1,0 +1,106 @@
+#include "client/work.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define GATHER_BYTES \
+	32768 /* gathered before it is hashed: as hasher_copy() steps, so that it is still in the core's cache */
+
+struct work *work_new(enum work_kind kind, uint32_t n_parts)
+{
+	struct work *work = calloc(1, sizeof(*work) + n_parts * sizeof(work->parts[0]));
+
+	if (!work)
+		return NULL;
+	work->kind = kind;
+	work->n_parts = n_parts;
+	list_init(&work->link);
+	return work;
+}
+
+void work_free(struct work *work)
+{
+	free(work);
+}
+
+/* Short rows are put together first: BLAKE3 is slow on less than some KiB. */
+static int hash_gathered(const struct work *work, struct hasher *hasher)
+{
+	_cleanup_(cleanup_mem) uint8_t *scratch = NULL;
+
+	if (!work->span) {
+		scratch = malloc(GATHER_BYTES);
+		if (!scratch)
+			return -ENOMEM;
+	}
+	for (uint32_t at = 0, n; at < work->bytes; at += n) {
+		uint8_t *to = work->span ? work->span + at : scratch;
+
+		n = work->bytes - at < GATHER_BYTES ? work->bytes - at : GATHER_BYTES;
+		layout_gather(work->layout, work->data, work->offset + at, to, n);
+		hasher_update(hasher, to, n);
+	}
+	return 0;
+}
+
+static int capture_full(struct work *work)
+{
+	const uint8_t *data = (const uint8_t *)work->data + work->offset;
+	struct hasher hasher;
+	int r = 0;
+
+	hasher_init(&hasher);
+	if (!layout_is_contiguous(work->layout))
+		r = hash_gathered(work, &hasher);
+	else if (work->span)
+		hasher_copy(&hasher, work->span, data, work->bytes);
+	else
+		hasher_update(&hasher, data, work->bytes);
+	if (r)
+		return r;
+	work->filled.digest = hasher_digest(&hasher);
+	work->filled.crc = hasher.crc;
+	work->filled.flags = hasher.zero ? FILLED_ZERO : 0;
+	return 0;
+}
+
+/* No digest, but the sample by which replicas are compared. */
+static int capture_hinted(struct work *work)
+{
+	const uint8_t *data = (const uint8_t *)work->data + work->offset;
+	_cleanup_(cleanup_mem) uint8_t *scratch = NULL;
+	uint8_t *to = work->span;
+
+	if (!to && layout_is_contiguous(work->layout)) {
+		work->filled.sample = sample_fingerprint(data, work->bytes);
+		return 0;
+	}
+	if (!to)
+		to = scratch = malloc(work->bytes);
+	if (!to)
+		return -ENOMEM;
+	layout_gather(work->layout, work->data, work->offset, to, work->bytes);
+	work->filled.sample = sample_fingerprint(to, work->bytes);
+	return 0;
+}
+
+static int fill(struct work *work)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; !r && i < work->n_parts; i++) {
+		struct work_part *part = &work->parts[i];
+
+		r = layout_fill(part->layout, part->wanted, part->element_bits, part->base, &part->piece, part->offset,
+				work->bytes, work->from, &part->filled);
+	}
+	return r;
+}
+
+void work_run(struct work *work)
+{
+	if (work->kind == WORK_FILL)
+		work->result = fill(work);
+	else
+		work->result = work->mode == GRANT_HINTED ? capture_hinted(work) : capture_full(work);
+}
