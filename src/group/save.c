@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/point.h"
 #include "group/inside.h"
 
 #define TELL_ATTEMPTS 3
@@ -577,6 +578,7 @@ static int save_run(void *arg)
 	r = save_make_plan(save, e); /* pure: holders, copies, uploaders; or the plan of the save before */
 	if (r)
 		return r;
+	point_reached(POINT_SAVE_PLANNED);
 	enter(save, SAVE_RESERVING);
 	r = save_reserve(save, e); /* the group's bytes on every node, before any byte moves */
 	if (r)
@@ -587,6 +589,7 @@ static int save_run(void *arg)
 	if (r)
 		return r;
 	remember(save);
+	point_reached(POINT_SAVE_CAPTURED);
 	r = reach(save, SAVE_CAPTURED, e); /* from here on the job may die: the daemons finish alone */
 	if (r)
 		return r;
@@ -597,6 +600,7 @@ static int save_run(void *arg)
 	r = save_copy(save, e); /* until every block has its R verified holders */
 	if (r)
 		return r;
+	point_reached(POINT_SAVE_STAGED);
 	r = reach(save, SAVE_STAGED, e);
 	if (r)
 		return r;
@@ -648,6 +652,8 @@ static void save_settle(struct csave *save, int result)
 	     save->save_id, save->group->name, save->bundle, save->step, save_state_name(save->state), save->version,
 	     result ? save->error.text : "");
 	(void)tell_stage(save, save->state, result, save->error.text, false, NULL);
+	if (!result)
+		point_reached(POINT_SAVE_TOLD);
 }
 
 static int save_life(void *arg)
