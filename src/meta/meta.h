@@ -18,19 +18,22 @@
 #include "base/error.h"
 #include "env/env.h"
 
-#define META_KEY_MAX	400		/* bytes; LMDB allows 511 */
-#define META_VALUE_MAX	65536		/* bytes */
-#define META_REQ_MAX	(1u << 20) - 256 /* bytes of `in` or `out`: fits a frame */
-#define META_RANGE_MAX	4096		/* entries in one answer */
+#define META_KEY_MAX   400		  /* bytes; LMDB allows 511 */
+#define META_VALUE_MAX 65536		  /* bytes */
+#define META_REQ_MAX   ((1u << 20) - 256) /* bytes of `in` or `out`: fits a frame */
+#define META_RANGE_MAX 4096		  /* entries in one answer */
 
 enum meta_op {
-	META_GET,     /* in: key. out: value. -ENOENT */
-	META_RANGE,   /* in: prefix, after, limit. out: (key, value)...; fewer than limit: the end, or META_MORE when the answer
+	META_GET, /* in: key. out: value. -ENOENT */
+	META_RANGE, /* in: prefix, after, limit. out: (key, value)...; fewer than limit: the end, or META_MORE when the answer
 			 was cut at META_REQ_MAX */
-	META_TXN,     /* in: any number of expect, put, delete. All or nothing; META_CONFLICT when an expectation does not hold
-			 (out: index of the first such, u32) */
-	META_LEASE,   /* in: key, holder (u64, not 0), ttl_ms. out: holder u64, epoch u64. 0: @holder has it now and for ttl_ms
-			 (a renewal keeps the epoch, a new grant raises it by one); META_HELD: somebody else has it */
+	META_TXN, /* in: any number of expect, put, delete. All or nothing; META_CONFLICT when an expectation does not hold
+			 (out: index of the first such among all steps, u32). Expectations are about what was there before, not
+			 about this transaction's own steps; of several steps on one key the last counts */
+	META_LEASE, /* in: key, holder (u64, not 0), ttl_ms (1..META_LEASE_MAX_MS). out: holder u64, epoch u64, of whoever has
+			 it now. 0: @holder has it now and for ttl_ms (a renewal keeps the epoch, also one that comes late if
+			 nobody else was granted meanwhile; a new grant raises it by one, from 1); META_HELD: somebody else has
+			 it; -EINVAL: what lies under the key is no lease record */
 	META_RELEASE, /* in: key, holder. Ends the lease if @holder has it; 0 either way. The epoch stays */
 };
 
@@ -41,7 +44,7 @@ enum { META_CONFLICT = 1, META_HELD = 2, META_MORE = 3 };
  * Leases: record {holder, epoch} is durable under the lease's key (readable by GET as meta_lease_record), expiry lives in
  * the engine's memory: the granter waits 1.1 x ttl; after a restart every recorded holder counts as holding for one
  * META_LEASE_MAX_MS, so nobody else is granted before that (its own renewal is). A TXN may expect a lease record, which
- * fences out an overtaken holder.
+ * fences out an overtaken holder. A released lease's record has holder 0. Only LEASE and RELEASE write these records.
  */
 #define META_LEASE_MAX_MS 10000
 struct meta_lease_record {
@@ -57,6 +60,7 @@ struct meta_req {
 	int result;
 	struct error error;
 	void (*finish)(struct meta_req *req);
+	void *arg; /* the submitter's, for finish */
 };
 
 struct meta_driver {
@@ -72,21 +76,27 @@ struct meta {
 };
 #define META_MAGIC 0x4154454d
 
+/* Clears the answer and hands the request to the driver; `in` stays as it is. A refusal, too, comes by finish, later. */
 void meta_submit(struct meta *meta, struct meta_req *req);
-void meta_free(struct meta *meta); /* accepts NULL */
+void meta_free(struct meta *meta);		/* accepts NULL; no request is under way */
 struct meta_req *meta_req_new(enum meta_op op); /* NULL: no memory */
 void meta_req_free(struct meta_req *req);
 
-/* Encoding of `in`; each returns 0, -ENOMEM or -EINVAL (sizes). Values of view {NULL, 0} in expect mean "absent". */
+/*
+ * Encoding of `in`; each returns 0, -ENOMEM or -EINVAL (sizes), then `in` is as it was. meta_put_* replace what `in` holds,
+ * meta_txn_* add a step. Values of view {NULL, 0} in expect mean "absent"; {"", 0} is the empty value.
+ */
 int meta_put_get(struct meta_req *req, struct view key);
 int meta_put_range(struct meta_req *req, struct view prefix, struct view after, uint32_t limit);
 int meta_txn_expect(struct meta_req *req, struct view key, struct view value);
 int meta_txn_put(struct meta_req *req, struct view key, struct view value);
 int meta_txn_delete(struct meta_req *req, struct view key);
-int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder, uint32_t ttl_ms); /* also for RELEASE (ttl 0) */
+int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder,
+		   uint32_t ttl_ms); /* also for RELEASE (ttl 0) */
 
 /* Decoding: of `out` for callers, of `in` for drivers. Strict; -EPROTO on malformed bytes. */
-int meta_out_entry(struct view *rest, struct view *ret_key, struct view *ret_value); /* META_RANGE; 0, or 1 at the end */
+int meta_out_entry(struct view *rest, struct view *ret_key,
+		   struct view *ret_value); /* META_RANGE; 0, or 1 at the end */
 int meta_out_lease(struct view out, uint64_t *ret_holder, uint64_t *ret_epoch);
 enum meta_step_kind { META_EXPECT_ABSENT = 1, META_EXPECT_VALUE, META_PUT, META_DELETE };
 struct meta_step {
@@ -96,10 +106,21 @@ struct meta_step {
 int meta_in_step(struct view *rest, struct meta_step *ret); /* META_TXN; 0, or 1 at the end */
 int meta_in_range(struct view in, struct view *ret_prefix, struct view *ret_after, uint32_t *ret_limit);
 int meta_in_lease(struct view in, struct view *ret_key, uint64_t *ret_holder, uint32_t *ret_ttl_ms);
+int meta_in_key(struct view in, struct view *ret_key); /* META_GET */
+
+/* Encoding of `out`, for drivers: 0, -ENOMEM, or META_MORE when an entry does not fit into META_REQ_MAX any more. */
+int meta_out_put_entry(struct buf *out, struct view key, struct view value);
+int meta_out_put_lease(struct buf *out, uint64_t holder, uint64_t epoch);
+int meta_out_put_conflict(struct buf *out, uint32_t index);
+int meta_out_conflict(struct view out, uint32_t *ret_index); /* and its decoding: 0 or -EPROTO */
+/* For drivers: finishes @req with @result on the loop's next turn. Its job must not be under way. */
+void meta_finish_later(struct meta_req *req, int result);
 
 /*
- * LMDB below @path. One batching writer: transactions that arrive while a commit is under way share the next one. Values
- * carry a CRC32C, so a flipped byte is -ERR_EDAMAGED, never a wrong answer.
+ * LMDB in the directory @path, which is made if only its parent is there. One batching writer: transactions that arrive while a
+ * commit is under way share the next one. Values carry a CRC32C, so a flipped byte is -ERR_EDAMAGED, never a wrong value.
+ * Waits for the disk: it reads the index once and checks it. -EBUSY: another process has it open; -ERR_EDAMAGED; -ENOENT,
+ * -ENOTDIR, -EROFS, -EACCES, ... as the file system says.
  */
 int meta_lmdb_open(struct env *env, const char *path, struct meta **ret, struct error *e);
 
