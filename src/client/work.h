@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "base/list.h"
 #include "client/layout.h"
 #include "wire/message.h"
 
