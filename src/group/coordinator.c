@@ -435,8 +435,11 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 
 	if (r)
 		return error_set(e, -EPROTO, "malformed G_LOST from %s", from);
-	struct cgroup *group = coordinator_find(groups, lost.tenant, lost.group, lost.incarnation);
-	if (!group || lost.rank >= group->size || group->ranks[lost.rank].presence != RANK_HERE)
+	struct cgroup *group = find(groups, lost.tenant, lost.group);
+	bool same_run = group && (lost.incarnation ? group->incarnation == lost.incarnation :
+						     group->run && view_equal(view_str(group->run), lost.run));
+	if (!same_run || lost.rank >= group->size || group->ranks[lost.rank].presence != RANK_HERE ||
+	    strcmp(group->ranks[lost.rank].node, from) != 0)
 		return 0; /* an older run, or told already */
 	_cleanup_(cleanup_mem) char *words = view_dup(lost.words);
 	group->ranks[lost.rank].presence = RANK_LOST;

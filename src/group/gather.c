@@ -243,6 +243,7 @@ static void cload_put(struct cload *load)
 }
 
 CLEANUP_OF(struct cload *, cload_put);
+CLEANUP_OF(struct cgroup *, cgroup_put);
 
 static struct cload *cload_obtain(struct cgroup *group, const struct msg_g_want *want)
 {
@@ -450,11 +451,12 @@ static int serve_want(void *arg, const char *from, struct view body, uint64_t de
 
 	if (r)
 		return error_set(e, -EPROTO, "malformed G_WANT from %s", from);
-	struct cgroup *group = coordinator_find(groups, want.tenant, want.group, want.incarnation);
-	if (!group)
+	struct cgroup *found = coordinator_find(groups, want.tenant, want.group, want.incarnation);
+	if (!found)
 		return error_set(e, -ERR_ESTALEEPOCH,
 				 "group %.*s: its incarnation %" PRIu64 " is over, or has another coordinator",
 				 (int)want.group.len, want.group.ptr, want.incarnation);
+	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(found);
 	_cleanup_(cleanup_cload_put) struct cload *load = cload_obtain(group, &want);
 	r = load ? add_node(load, from, &want) : -ENOMEM;
 	if (r)

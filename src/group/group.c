@@ -154,17 +154,60 @@ static void add_rank(struct mgroup *group, struct rank *rank)
 	group->n_ranks++;
 }
 
+/* Tells the coordinator, in a fiber of its own: the rank's connection may be gone already. */
+struct lost_note {
+	struct groups *groups;
+	char *node;
+	struct buf body;
+};
+
+static int send_lost(void *arg)
+{
+	struct lost_note *note = arg;
+
+	(void)cluster_call(note->groups->cluster, note->node, MSG_G_LOST, view_buf(&note->body),
+			   env_in_ms(note->groups->env, SETTLE_MS), NULL, NULL);
+	free(note->node);
+	buf_fini(&note->body);
+	free(note);
+	return 0;
+}
+
+static void tell_lost(struct groups *groups, const char *coordinator, const struct msg_g_lost *lost)
+{
+	struct lost_note *note = calloc(1, sizeof(*note));
+
+	if (!note)
+		return; /* the save then ends at its deadline */
+	note->groups = groups;
+	note->node = strdup(coordinator);
+	if (!note->node || msg_g_lost_encode(lost, &note->body) ||
+	    fiber_start(&groups->flows, "rank-lost", send_lost, note)) {
+		free(note->node);
+		buf_fini(&note->body);
+		free(note);
+	}
+}
+
 /* Asks whoever coordinates the group; when that one is just going, until its lease has ended and another took it. */
 static int ask_coordinator(struct groups *groups, const struct msg_g_join *ask, struct view body, uint64_t deadline_ns,
 			   char ret_node[NODE_NAME_MAX + 1], struct buf *answer, struct error *e)
 {
 	uint64_t epoch;
 
+	ret_node[0] = 0;
 	for (;;) {
 		int r = coordinator_locate(groups, ask->tenant, ask->group, deadline_ns, ret_node, &epoch, e);
 
 		if (!r)
 			r = cluster_call(groups->cluster, ret_node, MSG_G_JOIN, body, deadline_ns, answer, e);
+		if ((r == -ECANCELED || r == -ETIMEDOUT) && *ret_node) /* it may count the rank as here by now */
+			tell_lost(groups, ret_node,
+				  &(struct msg_g_lost){ .tenant = ask->tenant,
+							.group = ask->group,
+							.run = ask->run,
+							.rank = ask->rank,
+							.words = view_str("it went while it joined") });
 		bool again = r == -EHOSTDOWN || r == -ECONNREFUSED || r == -EAGAIN;
 		if (!again || env_now(groups->env) >= deadline_ns)
 			return r;
@@ -218,54 +261,18 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	return 0;
 }
 
-/* Tells the coordinator, in a fiber of its own: the rank's connection may be gone already. */
-struct lost_note {
-	struct groups *groups;
-	char *node;
-	struct buf body;
-};
-
-static int send_lost(void *arg)
-{
-	struct lost_note *note = arg;
-
-	(void)cluster_call(note->groups->cluster, note->node, MSG_G_LOST, view_buf(&note->body),
-			   env_in_ms(note->groups->env, SETTLE_MS), NULL, NULL);
-	free(note->node);
-	buf_fini(&note->body);
-	free(note);
-	return 0;
-}
-
-static void tell_lost(const struct rank *rank, const char *words)
-{
-	const struct mgroup *group = rank->group;
-	struct lost_note *note = calloc(1, sizeof(*note));
-	struct msg_g_lost lost = { .tenant = view_str(group->tenant),
-				   .group = view_str(group->name),
-				   .incarnation = group->incarnation,
-				   .rank = rank->number,
-				   .words = view_str(words) };
-
-	if (!note)
-		return; /* the save then ends at its deadline */
-	note->groups = group->groups;
-	note->node = strdup(group->coordinator);
-	if (!note->node || msg_g_lost_encode(&lost, &note->body) ||
-	    fiber_start(&group->groups->flows, "rank-lost", send_lost, note)) {
-		free(note->node);
-		buf_fini(&note->body);
-		free(note);
-	}
-}
-
 void group_leave(struct rank *rank, const char *words)
 {
 	CHECK_MAGIC(rank, RANK_MAGIC);
 	list_remove(&rank->link);
 	rank->group->n_ranks--;
 	member_rank_left(rank, words);
-	tell_lost(rank, words);
+	tell_lost(rank->group->groups, rank->group->coordinator,
+		  &(struct msg_g_lost){ .tenant = view_str(rank->group->tenant),
+					.group = view_str(rank->group->name),
+					.incarnation = rank->group->incarnation,
+					.rank = rank->number,
+					.words = view_str(words) });
 	map_fini(&rank->loads);
 	rank->magic = 0;
 	mgroup_put(rank->group);

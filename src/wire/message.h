@@ -167,7 +167,8 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_offer(F)                                                                                                   \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies)         \
 	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks)
-#define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words)
+/* incarnation 0: the rank went before it knew; then run says of which. */
+#define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run)
 
 /*
  * A node's part of the plan: what its ranks capture or check, and what it will receive as copies; room is made for all of it. When
