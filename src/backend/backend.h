@@ -94,6 +94,7 @@ struct backend {
 	uint32_t magic; /* BACKEND_MAGIC */
 	const struct backend_driver *driver;
 	struct env *env;
+	unsigned n_abandoned; /* requests under way that nobody waits for any more: cluster/calls.c counts them */
 };
 #define BACKEND_MAGIC 0x646e4542
 

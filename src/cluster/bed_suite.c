@@ -110,7 +110,7 @@ static int stop_all(struct bed *bed)
 {
 	for (int i = BED_NODES - 1; i >= 0; i--)
 		bed_stop(bed, i);
-	return 0;
+	return calls_drain(bed->backend, bed->meta, bed_deadline(bed));
 }
 
 int bed_setup_new(void **state)

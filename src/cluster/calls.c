@@ -13,6 +13,8 @@
 
 #include "base/check.h"
 
+#define DRAIN_STEP_MS 2
+
 static const char *const backend_op_names[] = {
 	[BACKEND_GET] = "get",	     [BACKEND_HEAD] = "head",	  [BACKEND_PUT] = "put",     [BACKEND_BEGIN] = "begin",
 	[BACKEND_PART] = "part",     [BACKEND_COMMIT] = "commit", [BACKEND_ABORT] = "abort", [BACKEND_LIST] = "list",
@@ -61,6 +63,7 @@ static void backend_call_finish(struct backend_req *req)
 		backend_submit(req->backend, req);
 		return;
 	}
+	req->backend->n_abandoned--;
 	backend_call_free(call);
 }
 
@@ -78,6 +81,7 @@ int backend_call_run(struct backend *backend, struct backend_call **pcall, uint6
 		error_set(e, r, "%s of %s: %s", backend_op_names[req->op], req->key,
 			  r == -ETIMEDOUT ? "the store has not answered in time" : "cancelled");
 		call->abandoned = true;
+		backend->n_abandoned++;
 		*pcall = NULL;
 		return r;
 	}
@@ -141,10 +145,12 @@ static void meta_call_finish(struct meta_req *req)
 {
 	struct await *done = req->arg;
 
-	if (done)
+	if (done) {
 		done->done.fn(&done->done, req->result);
-	else
-		meta_req_free(req);
+		return;
+	}
+	req->meta->n_abandoned--;
+	meta_req_free(req);
 }
 
 int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_ns, struct error *e)
@@ -161,6 +167,7 @@ int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_n
 		error_set(e, r, "meta %s: %s", meta_op_names[req->op],
 			  r == -ETIMEDOUT ? "the engine has not answered in time" : "cancelled");
 		req->arg = NULL;
+		meta->n_abandoned++;
 		*preq = NULL;
 		return r;
 	}
@@ -170,6 +177,22 @@ int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_n
 	if (*req->error.text)
 		return error_set(e, r, "%s", req->error.text);
 	return error_set(e, r, "meta %s: %s", meta_op_names[req->op], error_meaning(r));
+}
+
+/* ---- the end ---- */
+
+int calls_drain(struct backend *backend, struct meta *meta, uint64_t deadline_ns)
+{
+	struct waitplace nowhere; /* requests end without a word to anybody: look again and again */
+	struct loop *loop = fiber_loop();
+
+	waitplace_init(&nowhere);
+	while ((backend && backend->n_abandoned) || (meta && meta->n_abandoned)) {
+		if (loop_now(loop) >= deadline_ns)
+			return -ETIMEDOUT;
+		wait_at_shielded(&nowhere, loop_now(loop) + DRAIN_STEP_MS * NS_PER_MS);
+	}
+	return 0;
 }
 
 int meta_get(struct meta *meta, struct view key, struct buf *ret, uint64_t deadline_ns, struct error *e)

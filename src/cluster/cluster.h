@@ -139,6 +139,11 @@ int backend_call_run(struct backend *backend, struct backend_call **pcall, uint6
 /* As backend_call_run, for meta: runs *preq. */
 CLEANUP_OF(struct meta_req *, meta_req_free);
 int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_ns, struct error *e);
+/*
+ * Waits, shielded, until no abandoned request is under way any more; for the end, before what they pin is freed. NULL: none of that
+ * kind. 0 or -ETIMEDOUT.
+ */
+int calls_drain(struct backend *backend, struct meta *meta, uint64_t deadline_ns);
 /* Small objects and values, whole; the bytes are appended. -EFBIG: more than @max. */
 int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
 		 struct error *e);

@@ -13,7 +13,9 @@
 struct store;
 
 int store_new(struct env *env, struct pool *pool, struct cluster *cluster, struct backend *backend, struct store **ret);
-void store_free(struct store *store); /* accepts NULL; nobody waits in it any more */
+void store_free(
+	struct store
+		*store); /* accepts NULL; after cluster_stop(), before cluster_free(); nobody waits in it any more */
 struct pool *store_pool(struct store *store);
 struct backend *store_backend(struct store *store);
 
