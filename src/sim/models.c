@@ -1,0 +1,508 @@
+#include "sim/models.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/map.h"
+#include "sim/inside.h"
+
+#define DELAY_MAX_NS (2 * NS_PER_MS)
+#define LATE_MAX_NS  (5 * NS_PER_S)
+
+struct record {
+	struct buf key, value;
+};
+
+struct model_records {
+	struct world *world;
+	struct record **records; /* sorted by key */
+	size_t n, room;
+};
+
+struct model_records *model_records_new(struct world *world)
+{
+	struct model_records *records = must_alloc(sizeof(*records));
+
+	records->world = world;
+	return records;
+}
+
+static void record_free(struct record *record)
+{
+	buf_fini(&record->key);
+	buf_fini(&record->value);
+	free(record);
+}
+
+void model_records_free(struct model_records *records)
+{
+	for (size_t i = 0; records && i < records->n; i++)
+		record_free(records->records[i]);
+	if (records)
+		free(records->records);
+	free(records);
+}
+
+/* The place of the first record with a key not below @key. */
+static size_t place(const struct model_records *records, struct view key)
+{
+	size_t low = 0, high = records->n;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (view_compare(view_buf(&records->records[middle]->key), key) < 0)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static struct record *find(const struct model_records *records, struct view key)
+{
+	size_t at = place(records, key);
+
+	return at < records->n && view_equal(view_buf(&records->records[at]->key), key) ? records->records[at] : NULL;
+}
+
+static int put(struct model_records *records, struct view key, struct view value)
+{
+	struct record *record = find(records, key);
+	int r = 0;
+
+	if (!record) {
+		size_t at = place(records, key);
+
+		if (records->n == records->room) {
+			records->room = records->room ? 2 * records->room : 64;
+			records->records = reallocarray(records->records, records->room, sizeof(record));
+			CHECK(records->records);
+		}
+		record = must_alloc(sizeof(*record));
+		memmove(&records->records[at + 1], &records->records[at], (records->n++ - at) * sizeof(record));
+		records->records[at] = record;
+		r = buf_append(&record->key, key.ptr, key.len);
+	}
+	record->value.len = 0;
+	return r ? r : buf_append(&record->value, value.ptr, value.len);
+}
+
+static void drop(struct model_records *records, struct view key)
+{
+	size_t at = place(records, key);
+
+	if (!find(records, key))
+		return;
+	record_free(records->records[at]);
+	memmove(&records->records[at], &records->records[at + 1], (--records->n - at) * sizeof(struct record *));
+}
+
+/*
+ * An answer's way: time passes before the effect and after it. A process that dies before it has no effect, one that dies after it
+ * never hears of it.
+ */
+static int pass(struct env *env, uint64_t most_ns)
+{
+	(void)fiber_sleep_until(env_now(env) + 1 + world_random(sim_env(env)->world, most_ns));
+	return sim_env(env)->dead ? -ESHUTDOWN : 0;
+}
+
+static int act(struct env *env, const char *what, const char *where, int (*effect)(void *arg), void *arg)
+{
+	struct sim_env *sim = sim_env(env);
+	int r = pass(env, DELAY_MAX_NS);
+
+	if (!r && fault_here(sim, FAULT_WRITE_EIO, what, where))
+		r = -EIO;
+	if (!r)
+		r = effect(arg);
+	int passed = pass(env, fault_here(sim, FAULT_SLOW, what, where) ? LATE_MAX_NS : DELAY_MAX_NS);
+	return passed ? passed : r;
+}
+
+/* ---- the store ---------------------------------------------------------------------------------------------------------- */
+
+struct model_backend {
+	struct backend backend;
+	struct model_records *records;
+};
+
+struct backend_upload {
+	char key[BACKEND_KEY_MAX + 1];
+	struct buf bytes, covered; /* covered: a byte of 1 per byte written */
+};
+
+static void upload_free(struct backend_upload *upload)
+{
+	if (upload) {
+		buf_fini(&upload->bytes);
+		buf_fini(&upload->covered);
+	}
+	free(upload);
+}
+
+/* Private copies of the request's bytes, summed: as every driver must. */
+static int gather(const struct backend_req *req, struct buf *out)
+{
+	for (size_t i = 0; i < req->n_vec; i++) {
+		size_t at = out->len;
+
+		if (buf_append(out, req->vec[i].ptr, req->vec[i].len))
+			return -ENOMEM;
+		if (crc32c(0, out->ptr + at, out->len - at) != req->vec[i].crc)
+			return -ERR_ECHANGED;
+	}
+	return 0;
+}
+
+static int store(struct backend_req *req, const char *name, struct view bytes)
+{
+	struct model_records *records = container_of(req->backend, struct model_backend, backend)->records;
+	struct view key = view_str(name);
+
+	if (req->if_absent && find(records, key))
+		return BACKEND_EXISTS;
+	return put(records, key, bytes);
+}
+
+static int do_get(struct backend_req *req, const struct record *record)
+{
+	size_t left = req->offset < record->value.len ? record->value.len - req->offset : 0;
+
+	req->size = record->value.len;
+	if (req->op == BACKEND_HEAD)
+		return 0;
+	req->got = left < req->len ? left : req->len;
+	if (req->got)
+		memcpy(req->dst, record->value.ptr + req->offset, req->got);
+	if (req->got && fault_here(sim_env(req->backend->env), FAULT_READ_FLIP, "get", req->key))
+		((uint8_t *)req->dst)[world_random(sim_env(req->backend->env)->world, req->got)] ^= 16;
+	return 0;
+}
+
+static int do_part(struct backend_req *req)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct backend_upload *upload = req->upload;
+	int r = gather(req, &bytes);
+
+	if (!r && req->offset + bytes.len > upload->bytes.len) {
+		size_t more = req->offset + bytes.len - upload->bytes.len;
+
+		r = buf_append_zero(&upload->bytes, more);
+		if (!r)
+			r = buf_append_zero(&upload->covered, more);
+	}
+	if (!r && bytes.len) {
+		memcpy(upload->bytes.ptr + req->offset, bytes.ptr, bytes.len);
+		memset(upload->covered.ptr + req->offset, 1, bytes.len);
+	}
+	return r;
+}
+
+static int do_commit(struct backend_req *req)
+{
+	bool whole = req->upload->bytes.len == req->len && !memchr(req->upload->covered.ptr, 0, req->len);
+	int r = whole || !req->len ? store(req, req->upload->key, view_buf(&req->upload->bytes)) : -EINVAL;
+
+	upload_free(req->upload);
+	req->upload = NULL;
+	return r;
+}
+
+static int do_list(struct backend_req *req, const struct model_records *records)
+{
+	struct view prefix = view_str(req->key), after = view_str(req->after);
+	size_t at = place(records, view_compare(prefix, after) > 0 ? prefix : after);
+
+	for (; at < records->n && req->got < req->len; at++) {
+		struct view key = view_buf(&records->records[at]->key);
+
+		if (view_compare(key, after) <= 0 && after.len)
+			continue;
+		if (key.len < prefix.len || memcmp(key.ptr, prefix.ptr, prefix.len) != 0)
+			break;
+		if (buf_append(&req->out, key.ptr, key.len) || buf_append_zero(&req->out, 1))
+			return -ENOMEM;
+		req->got++;
+	}
+	return 0;
+}
+
+static int store_effect(void *arg)
+{
+	struct backend_req *req = arg;
+	struct model_records *records = container_of(req->backend, struct model_backend, backend)->records;
+	struct record *record = find(records, view_str(req->key));
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	int r = 0;
+
+	switch (req->op) {
+	case BACKEND_GET:
+	case BACKEND_HEAD:
+		return record ? do_get(req, record) : -ENOENT;
+	case BACKEND_PUT:
+		r = gather(req, &bytes);
+		return r ? r : store(req, req->key, view_buf(&bytes));
+	case BACKEND_BEGIN:
+		req->upload = must_alloc(sizeof(*req->upload));
+		memcpy(req->upload->key, req->key, sizeof(req->key));
+		return 0;
+	case BACKEND_PART:
+		return do_part(req);
+	case BACKEND_COMMIT:
+		return do_commit(req);
+	case BACKEND_ABORT:
+		upload_free(req->upload);
+		req->upload = NULL;
+		return 0;
+	case BACKEND_LIST:
+		return do_list(req, records);
+	case BACKEND_DELETE:
+		drop(records, view_str(req->key));
+		return 0;
+	case BACKEND_PROBE:
+		return 0;
+	}
+	return -ENOSYS;
+}
+
+static void store_run(struct job *job)
+{
+	struct backend_req *req = container_of(job, struct backend_req, job);
+
+	req->result = act(req->backend->env, "store", req->key, store_effect, req);
+	if (req->result < 0)
+		(void)error_set(&req->error, req->result, "%s: %s", req->key, error_meaning(req->result));
+	/* an upload whose commit did not come through, or whose owner died, is nobody's any more */
+	bool over = req->op == BACKEND_COMMIT || req->op == BACKEND_ABORT;
+	if (over && req->upload) {
+		upload_free(req->upload);
+		req->upload = NULL;
+	}
+	if (req->op == BACKEND_BEGIN && req->result) {
+		upload_free(req->upload);
+		req->upload = NULL;
+	}
+}
+
+static void store_finish(struct job *job)
+{
+	struct backend_req *req = container_of(job, struct backend_req, job);
+
+	req->finish(req);
+}
+
+static void store_late(struct task *task)
+{
+	store_finish(container_of(task, struct job, task));
+}
+
+static void store_submit(struct backend *backend, struct backend_req *req)
+{
+	req->job = (struct job){ .run = store_run, .finish = store_finish };
+	req->result = backend->env->ops->offload(backend->env, &req->job);
+	if (req->result) {
+		if (req->op == BACKEND_COMMIT || req->op == BACKEND_ABORT)
+			upload_free(TAKE(req->upload));
+		req->job.task = (struct task){ .fn = store_late };
+		loop_post(backend->env->loop, &req->job.task);
+	}
+}
+
+static void store_free_driver(struct backend *backend)
+{
+	free(container_of(backend, struct model_backend, backend));
+}
+
+static const struct backend_driver backend_model = { "model", store_submit, store_free_driver };
+
+int model_backend_open(struct env *env, struct model_records *records, struct backend **ret)
+{
+	struct model_backend *model = must_alloc(sizeof(*model));
+
+	model->backend = (struct backend){ .magic = BACKEND_MAGIC, .driver = &backend_model, .env = env };
+	model->records = records;
+	*ret = &model->backend;
+	return 0;
+}
+
+/* ---- the engine --------------------------------------------------------------------------------------------------------- */
+
+struct model_meta {
+	struct meta meta;
+	struct model_records *records;
+	struct map ends; /* of leases: uint64_t * by key; not in it: held since before the engine was opened */
+	uint64_t opened_ns;
+};
+
+static int meta_range(struct model_records *records, struct meta_req *req)
+{
+	struct view prefix, after;
+	uint32_t limit, n = 0;
+	int r = meta_in_range(view_buf(&req->in), &prefix, &after, &limit);
+	size_t at = r ? 0 : place(records, view_compare(prefix, after) > 0 ? prefix : after);
+
+	for (; !r && at < records->n && n < limit; at++) {
+		struct view key = view_buf(&records->records[at]->key);
+
+		if (after.len && view_compare(key, after) <= 0)
+			continue;
+		if (key.len < prefix.len || memcmp(key.ptr, prefix.ptr, prefix.len) != 0)
+			break;
+		r = meta_out_put_entry(&req->out, key, view_buf(&records->records[at]->value));
+		n++;
+	}
+	return r;
+}
+
+static int meta_txn(struct model_records *records, struct meta_req *req)
+{
+	struct view rest = view_buf(&req->in);
+	struct meta_step step;
+	uint32_t index = 0;
+	int r;
+
+	for (; (r = meta_in_step(&rest, &step)) == 0; index++) {
+		const struct record *record = find(records, step.key);
+		bool holds = step.kind == META_EXPECT_ABSENT ? !record :
+			     step.kind == META_EXPECT_VALUE  ? record &&
+								      view_equal(view_buf(&record->value), step.value) :
+							      true;
+
+		if (!holds) {
+			r = meta_out_put_conflict(&req->out, index);
+			return r ? r : META_CONFLICT;
+		}
+	}
+	rest = view_buf(&req->in);
+	while (r == 1 && meta_in_step(&rest, &step) == 0) {
+		if (step.kind == META_PUT && put(records, step.key, step.value))
+			return -ENOMEM;
+		if (step.kind == META_DELETE)
+			drop(records, step.key);
+	}
+	return r == 1 ? 0 : r;
+}
+
+static uint64_t *lease_end(struct model_meta *model, struct view key)
+{
+	uint64_t *end = map_get(&model->ends, key);
+
+	if (!end) {
+		end = must_alloc(sizeof(*end));
+		*end = model->opened_ns + META_LEASE_MAX_MS * NS_PER_MS;
+		CHECK(!map_put(&model->ends, key, end));
+	}
+	return end;
+}
+
+static int meta_lease(struct model_meta *model, struct meta_req *req)
+{
+	struct meta_lease_record record = { 0 };
+	struct view key;
+	uint64_t asker, holder = 0, epoch = 0;
+	uint32_t ttl_ms;
+	int r = meta_in_lease(view_buf(&req->in), &key, &asker, &ttl_ms);
+	const struct record *known = r ? NULL : find(model->records, key);
+
+	if (!r && known && meta_out_lease(view_buf(&known->value), &holder, &epoch))
+		r = -EINVAL;
+	if (!r && req->op == META_LEASE && !ttl_ms)
+		r = -EINVAL;
+	if (r)
+		return r;
+	uint64_t now_ns = env_now(model->meta.env), *end = lease_end(model, key);
+	if (req->op == META_RELEASE && holder != asker)
+		return 0;
+	if (req->op == META_LEASE && holder && holder != asker && now_ns < *end) {
+		r = meta_out_put_lease(&req->out, holder, epoch);
+		return r ? r : META_HELD;
+	}
+	epoch += req->op == META_LEASE && holder != asker;
+	store_le64(record.holder_le, req->op == META_LEASE ? asker : 0);
+	store_le64(record.epoch_le, epoch);
+	*end = req->op == META_LEASE ? now_ns + ttl_ms * NS_PER_MS / 10 * 11 : 0;
+	r = put(model->records, key, view_of(&record, sizeof(record)));
+	if (!r && req->op == META_LEASE)
+		r = meta_out_put_lease(&req->out, asker, epoch);
+	return r;
+}
+
+static int meta_effect(void *arg)
+{
+	struct meta_req *req = arg;
+	struct model_meta *model = container_of(req->meta, struct model_meta, meta);
+	const struct record *record;
+	struct view key;
+	int r;
+
+	switch (req->op) {
+	case META_GET:
+		r = meta_in_key(view_buf(&req->in), &key);
+		record = r ? NULL : find(model->records, key);
+		if (r || !record)
+			return r ? r : -ENOENT;
+		return buf_append(&req->out, record->value.ptr, record->value.len);
+	case META_RANGE:
+		return meta_range(model->records, req);
+	case META_TXN:
+		return meta_txn(model->records, req);
+	case META_LEASE:
+	case META_RELEASE:
+		return meta_lease(model, req);
+	}
+	return -ENOSYS;
+}
+
+static void meta_run(struct job *job)
+{
+	struct meta_req *req = container_of(job, struct meta_req, job);
+
+	req->result = act(req->meta->env, "meta", "engine", meta_effect, req);
+	if (req->result < 0 && !req->error.code)
+		(void)error_set(&req->error, req->result, "the engine: %s", error_meaning(req->result));
+}
+
+static void meta_done(struct job *job)
+{
+	struct meta_req *req = container_of(job, struct meta_req, job);
+
+	req->finish(req);
+}
+
+static void meta_submit_model(struct meta *meta, struct meta_req *req)
+{
+	req->job = (struct job){ .run = meta_run, .finish = meta_done };
+	int r = meta->env->ops->offload(meta->env, &req->job);
+
+	if (r)
+		meta_finish_later(req, r);
+}
+
+static void meta_free_model(struct meta *meta)
+{
+	struct model_meta *model = container_of(meta, struct model_meta, meta);
+
+	for (struct map_slot *slot = map_first(&model->ends); slot; slot = map_next(slot))
+		free(map_value(slot));
+	map_fini(&model->ends);
+	free(model);
+}
+
+static const struct meta_driver meta_model = { "model", meta_submit_model, meta_free_model };
+
+int model_meta_open(struct env *env, struct model_records *records, struct meta **ret)
+{
+	struct model_meta *model = must_alloc(sizeof(*model));
+
+	model->meta = (struct meta){ .magic = META_MAGIC, .driver = &meta_model, .env = env };
+	model->records = records;
+	model->opened_ns = env_now(env);
+	map_init(&model->ends);
+	*ret = &model->meta;
+	return 0;
+}
