@@ -95,6 +95,7 @@ static uint32_t find_layers(struct flow *flow, const uint32_t *vertices, size_t 
 
 		if (flow->depth[v] >= nearest)
 			break;
+		flow->work += n_edges;
 		for (uint32_t i = 0, to; i < n_edges; i++) {
 			edge_at(flow, v, i, &to);
 			if (to == FLOW_UNREACHED || flow->depth[to] != FLOW_UNREACHED)

@@ -27,6 +27,7 @@ struct flow {
 	uint32_t *part;			 /* by vertex */
 	uint32_t *depth;		 /* by vertex: layers from what is left, or FLOW_UNREACHED */
 	uint32_t *cursor, *queue, *path; /* scratch */
+	uint64_t work;			 /* edges looked at so far */
 };
 
 /* @n_edges edges are filled in by the caller, ascending by from; then flow_index(). 0 or -ENOMEM. */

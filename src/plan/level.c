@@ -9,12 +9,19 @@
 #define NS_PER_S UINT64_C(1000000000)
 
 /*
- * Levels below the highest are refined while the work on all parts stays under so many times the size of the network. Only
- * networks built to be nasty come near; then some pipes below the top are less even than they could be.
+ * Levels below the highest are refined until the solver has looked at this many edges, and at each edge so many times. Only
+ * large networks that are built to be nasty need more; then some pipes below the top are less even than they could be.
  */
-#define REFINE_WORK 64
+#define REFINE_EDGES	     (4u << 20) /* some 20 ms */
+#define REFINE_TIMES_AN_EDGE 16
 
 typedef unsigned __int128 u128; /* bytes x nanoseconds overflow 64 bits after 18 GB */
+
+/* What can go to one pipe only is queued there too, which may exceed 64 bits. */
+struct pipe {
+	uint64_t rate;
+	u128 queued;
+};
 
 struct part {
 	size_t first, n; /* into solver.order */
@@ -27,8 +34,8 @@ struct part {
  */
 struct solver {
 	const struct level_facts *facts;
-	struct level_pipe *pipes; /* what can go to one pipe only is queued there */
-	uint32_t *classes;	  /* those that have a choice */
+	struct pipe *pipes;
+	uint32_t *classes; /* those that have a choice */
 	size_t n_classes;
 	struct flow flow;
 	uint64_t *capacity;		 /* by pipe, at its part's level */
@@ -38,7 +45,6 @@ struct solver {
 	size_t n_parts;
 	struct shares shares;
 	uint64_t level_ns;
-	uint64_t work;
 };
 
 static void solver_fini(struct solver *s)
@@ -65,15 +71,20 @@ static void add_share(struct shares *shares, uint32_t class, uint32_t pipe, uint
 	shares->list[shares->n++] = (struct share){ class, pipe, bytes };
 }
 
-uint64_t level_end_ns(const struct level_pipe *pipe, uint64_t bytes)
+static uint64_t end_ns(const struct pipe *pipe, uint64_t bytes)
 {
-	u128 ns = (((u128)pipe->queued + bytes) * NS_PER_S + pipe->rate - 1) / pipe->rate;
+	u128 ns = ((pipe->queued + bytes) * NS_PER_S + pipe->rate - 1) / pipe->rate;
 
 	return ns < LEVEL_NS_MAX ? (uint64_t)ns : LEVEL_NS_MAX;
 }
 
+uint64_t level_end_ns(const struct level_pipe *pipe, uint64_t bytes)
+{
+	return end_ns(&(struct pipe){ pipe->rate, pipe->queued }, bytes);
+}
+
 /* Bytes that the pipe can take and be idle by @level_ns. At the end of time it takes anything, so that all is feasible. */
-static uint64_t capacity_at(const struct level_pipe *pipe, uint64_t level_ns)
+static uint64_t capacity_at(const struct pipe *pipe, uint64_t level_ns)
 {
 	if (!pipe->rate)
 		return 0;
@@ -149,14 +160,13 @@ static int settle_single(struct solver *s)
 			continue;
 		}
 		add_share(&s->shares, (uint32_t)c, only, facts->classes[c].bytes);
-		if (__builtin_add_overflow(s->pipes[only].queued, facts->classes[c].bytes, &s->pipes[only].queued))
-			s->pipes[only].queued = UINT64_MAX;
+		s->pipes[only].queued += facts->classes[c].bytes;
 		n_single++;
 	}
 	for (size_t i = 0; i < n_single; i++) {
-		uint64_t end_ns = level_end_ns(&s->pipes[s->shares.list[i].pipe], 0);
+		uint64_t ns = end_ns(&s->pipes[s->shares.list[i].pipe], 0);
 
-		s->level_ns = end_ns > s->level_ns ? end_ns : s->level_ns;
+		s->level_ns = ns > s->level_ns ? ns : s->level_ns;
 	}
 	return 0;
 }
@@ -277,9 +287,9 @@ static uint64_t water_level(const struct solver *s, const struct part *part, uin
 		before = level;
 		for (size_t i = part->first; i < part->first + part->n; i++) {
 			uint32_t v = s->order[i];
-			const struct level_pipe *pipe = is_pipe(s, v) ? &s->pipes[v - s->facts->n_pipes] : NULL;
+			const struct pipe *pipe = is_pipe(s, v) ? &s->pipes[v - s->facts->n_pipes] : NULL;
 
-			if (!pipe || pipe->rate * level <= (u128)pipe->queued * NS_PER_S)
+			if (!pipe || pipe->rate * level <= pipe->queued * NS_PER_S)
 				continue;
 			work += pipe->queued;
 			rate += pipe->rate;
@@ -318,7 +328,7 @@ static uint64_t raise_level(struct solver *s, const struct part *part)
 	for (size_t i = part->first; i < part->first + part->n; i++) {
 		uint32_t v = s->order[i];
 
-		s->work += 1 + flow->first_out[v + 1] - flow->first_out[v];
+		flow->work += 1 + flow->first_out[v + 1] - flow->first_out[v];
 		bytes += is_class(s, v) ? s->facts->classes[s->classes[v - 2 * s->facts->n_pipes]].bytes : 0;
 	}
 	if (!bytes)
@@ -373,14 +383,14 @@ static void cut(struct solver *s, const struct part *part)
  */
 static void solve(struct solver *s)
 {
-	size_t size = s->n_order + s->flow.n_edges;
+	uint64_t work_max = REFINE_EDGES + REFINE_TIMES_AN_EDGE * (uint64_t)s->flow.n_edges;
 
 	s->parts[s->n_parts++] = (struct part){ 0, s->n_order, true };
 	while (s->n_parts) {
 		struct part part = s->parts[--s->n_parts];
 		bool first = part.n == s->n_order;
 
-		if (part.below && !first && s->work > REFINE_WORK * size)
+		if (part.below && !first && s->flow.work > work_max)
 			continue; /* fits at its old level */
 
 		uint64_t level_ns = raise_level(s, &part);
@@ -472,7 +482,7 @@ int level_fill(const struct level_facts *facts, struct shares *ret, uint64_t *re
 	if (!s.pipes || !s.classes)
 		return -ENOMEM;
 	for (size_t p = 0; p < facts->n_pipes; p++)
-		s.pipes[p] = facts->pipes[p];
+		s.pipes[p] = (struct pipe){ facts->pipes[p].rate, facts->pipes[p].queued };
 
 	int r = settle_single(&s);
 	if (r)

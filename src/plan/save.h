@@ -7,15 +7,13 @@
  *
  * Aim, in this order: (1) R holders in R different failure domains; nodes of ranks that offer the block cost no network and are
  * taken first, as many of them as R asks; (2) the time at which the last storage NIC has written its uploads is minimal: each
- * block is uploaded by one of its holders. Restricted water-filling: blocks with equal sets of candidate nodes form a class;
- * fluid shares of classes over nodes by parametric max-flow (level = finishing time, binary search over the level, augmenting
- * along residual capacities); then blocks are dealt out to nodes along the shares, each within one block of it, in order, so
- * that neighbours and small pieces stay together. So every node's load exceeds the fluid optimum's level by less than one
- * block, the largest of the plan.
+ * block is uploaded by one of its holders. Blocks with equal sets of candidate nodes form a class; fluid shares of classes
+ * over nodes by parametric max-flow; then blocks are dealt out along the shares, in order, so that neighbours and small pieces
+ * stay together. So every node's load exceeds the fluid optimum by less than one block, the largest of the plan.
  *
  * A block offered in fewer than R domains gets copies on other nodes; any node outside its domains may get one and upload it.
  * Within these bounds capture is even over the nodes that offer a block and over the ranks of a node, and copies are even over
- * the nodes that receive them. Nodes without a storage rate hold copies, but upload nothing.
+ * the nodes that receive them. Nodes without a storage rate hold copies, but upload nothing. docs/planner.md has the maths.
  *
  * Later (room in the interface, no code yet): moving bytes to idle NICs before upload, chains, link limits.
  */
