@@ -105,6 +105,28 @@ static void the_peer_of_a_unix_connection_is_known(void **state)
 	side_close(&client);
 }
 
+/* A unix stream refuses bytes at once when its peer is gone, while many frames still lie there to be read. */
+static void words_that_came_before_the_break_are_read(void **state)
+{
+	enum { FRAMES = 100 };
+	struct bed *bed = *state;
+	uint8_t frame[FRAME_HEAD_BYTES];
+	struct raw raw;
+	struct side *side = raw_connect(bed, &raw);
+
+	for (unsigned i = 0; i < FRAMES; i++) {
+		const struct frame_head head = { .type = TYPE_DATA, .request = i };
+
+		raw_write(&raw, frame, raw_frame(frame, &head, NULL, 0));
+	}
+	raw_close(&raw);
+	assert_int_equal(side_send(side, 1, NULL, 0), 0);
+	drive(bed, side->n_down);
+	assert_int_equal(side->n_frames, FRAMES);
+	assert_true(side->in_order);
+	assert_int_equal(side->reason, -ECONNRESET);
+}
+
 static void note_gone(void *arg)
 {
 	*(bool *)arg = true;
@@ -146,6 +168,7 @@ int main(void)
 	char dir[] = "/tmp/forebay-net-XXXXXX";
 	const struct CMUnitTest more[] = {
 		TEST(an_arena_goes_along_with_its_frame),
+		TEST(words_that_came_before_the_break_are_read),
 		TEST(the_peer_of_a_unix_connection_is_known),
 		TEST(a_watch_tells_when_the_peers_process_ends),
 	};
