@@ -226,10 +226,13 @@ static int place_new(const struct env_ops *ops, struct backend_upload *upload)
 	if (!r)
 		return 0;
 	/* A second name of our own file is our doing, whatever the answer says: NFS may send twice, or lose the answer. */
-	if (!ops->stat(dir, upload->temp, &st) && st.nlink >= 2)
+	int looked = ops->stat(dir, upload->temp, &st);
+	if (!looked && st.nlink >= 2)
 		return 0;
 	if (r != -EEXIST)
 		return r;
+	if (looked) /* whose object it is cannot be told */
+		return looked == -ENOENT ? -EIO : looked;
 	return !ops->stat(dir, upload->key, &st) && st.is_dir ? -EISDIR : BACKEND_EXISTS;
 }
 
@@ -275,11 +278,20 @@ static int publish(struct backend_req *req, struct backend_upload *upload)
 		return fail(req, r, "syncing its bytes");
 	temp_close(ops_of(req), upload);
 
-	int placed = place(req, upload);
-	if (placed < 0)
-		return placed;
-	r = settle(req, upload->key, false);
-	return r ? r : placed;
+	/* Another's object can be gone once more when its writer's machine died before anybody synced its name. */
+	for (int i = 0; i < PLACE_TRIES; i++) {
+		struct file_stat st;
+		int placed = place(req, upload);
+
+		if (placed < 0)
+			return placed;
+		r = settle(req, upload->key, false);
+		if (r)
+			return r;
+		if (placed != BACKEND_EXISTS || ops_of(req)->stat(upload->owner->dir, upload->key, &st) != -ENOENT)
+			return placed;
+	}
+	return fail(req, -EIO, "giving it its name, which appears and vanishes");
 }
 
 /*
@@ -378,22 +390,39 @@ static int run_commit(struct backend_req *req)
 	return r;
 }
 
-static int run_delete(struct backend_req *req)
+/* 0: @req's key is no object now, -ENOENT: nor was it before. */
+static int unlink_object(struct backend_req *req)
 {
-	const struct env_ops *ops = ops_of(req);
 	struct dir *dir = of(req->backend)->dir;
 	struct file_stat st;
-	int r = as_absent(ops->stat(dir, req->key, &st));
+	int r = as_absent(ops_of(req)->stat(dir, req->key, &st));
 
-	if (!r && !st.is_dir)
-		r = ops->unlink(dir, req->key);
-	if (r && r != -ENOENT)
-		return fail(req, r, "deleting");
-	r = settle(req, req->key, true); /* also when it was not there: its unlink may be another's, a moment ago */
-	if (r)
-		return r;
-	prune(req, req->key);
-	return 0;
+	if (!r)
+		r = st.is_dir ? -ENOENT : ops_of(req)->unlink(dir, req->key);
+	return r;
+}
+
+/*
+ * What was not there is settled like what we removed: the unlink may have been another's, a moment ago. And if its machine died
+ * before anybody synced that, the object is back; hence the look after the sync.
+ */
+static int run_delete(struct backend_req *req)
+{
+	bool settled = false;
+	int r = 0;
+
+	for (int i = 0; i < PLACE_TRIES && !r; i++) {
+		r = unlink_object(req);
+		if (r == -ENOENT && settled) {
+			prune(req, req->key);
+			return 0;
+		}
+		if (r && r != -ENOENT)
+			return fail(req, r, "deleting");
+		r = settle(req, req->key, true);
+		settled = true;
+	}
+	return r ? r : fail(req, -EIO, "deleting what comes back again and again");
 }
 
 static int probe_read(struct backend_req *req, const char *name, const char *text, size_t len)

@@ -73,6 +73,7 @@ struct meta {
 	uint32_t magic; /* META_MAGIC */
 	const struct meta_driver *driver;
 	struct env *env;
+	unsigned n_abandoned; /* requests under way that nobody waits for any more: cluster/calls.c counts them */
 };
 #define META_MAGIC 0x4154454d
 
