@@ -25,7 +25,8 @@
 
 struct bundles;
 
-int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend, struct bundles **ret);
+int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend,
+		struct bundles **ret);
 void bundles_free(struct bundles *bundles); /* accepts NULL */
 
 /* 0, or -EINVAL naming what is wrong: empty parts, "..", ".", control characters, invalid UTF-8, too long. */
@@ -69,7 +70,8 @@ struct pack_put {
 void pack_layout(const uint32_t *bytes, size_t n, uint64_t *ret_offsets, uint64_t *ret_index_offset);
 uint64_t pack_size(uint64_t index_offset, size_t n);
 /* "t/.../p/<save>-<node>-<k>" into @ret. */
-int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, unsigned k, char ret[BACKEND_KEY_MAX + 1]);
+int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, unsigned k,
+	     char ret[BACKEND_KEY_MAX + 1]);
 int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n, uint64_t deadline_ns,
 	       struct error *e);
 
@@ -102,8 +104,8 @@ int bundle_list(struct bundles *bundles, struct view tenant, struct view prefix,
 		uint64_t deadline_ns, struct bundle_entry **ret, size_t *ret_n, bool *ret_more, struct error *e);
 int version_list(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t after, uint32_t limit,
 		 uint64_t deadline_ns, struct version_entry **ret, size_t *ret_n, bool *ret_more, struct error *e);
-int label_list(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t deadline_ns, struct label_entry **ret,
-	       size_t *ret_n, struct error *e);
+int label_list(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t deadline_ns,
+	       struct label_entry **ret, size_t *ret_n, struct error *e);
 void bundle_entries_free(struct bundle_entry *entries, size_t n);
 void version_entries_free(struct version_entry *entries, size_t n);
 void label_entries_free(struct label_entry *entries, size_t n);
@@ -112,17 +114,18 @@ void label_entries_free(struct label_entry *entries, size_t n);
 int label_set(struct bundles *bundles, struct view tenant, struct view bundle, struct view label, uint64_t expect,
 	      uint64_t number, uint64_t deadline_ns, struct error *e);
 /* -EBUSY naming the label that holds it. Repeatable; then the packs are deleted (those of this version alone, none is shared). */
-int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number, uint64_t deadline_ns,
-		   struct error *e);
+int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
+		   uint64_t deadline_ns, struct error *e);
 
 /*
  * Reads everything of the version from the backend and compares: root, segments, packs with their heads, paddings, indexes and
  * every block. @report is called for each damage: the object's key, the item's name (empty: not known), the block's number
  * (UINT64_MAX: not known), and words. 0 even when damage was found; negative: it could not run.
  */
-int bundle_verify(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number, uint64_t deadline_ns,
-		  int (*report)(void *arg, const char *object, struct view item, uint64_t block, const char *words), void *arg,
-		  uint64_t *ret_blocks, uint64_t *ret_bytes, struct error *e);
+int bundle_verify(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
+		  uint64_t deadline_ns,
+		  int (*report)(void *arg, const char *object, struct view item, uint64_t block, const char *words),
+		  void *arg, uint64_t *ret_blocks, uint64_t *ret_bytes, struct error *e);
 
 /*
  * Builds the index anew from the backend alone: raises the generation, burns slots without a root, indexes every root, takes the

@@ -11,9 +11,9 @@
 #include "base/hash.h"
 #include "base/list.h"
 
-#define ITEMS_MAX     1000000 /* in one version */
-#define ITEM_NAME_MAX 1024    /* bytes of UTF-8 */
-#define DTYPE_NAME_MAX 32     /* bytes */
+#define ITEMS_MAX      1000000 /* in one version */
+#define ITEM_NAME_MAX  1024    /* bytes of UTF-8 */
+#define DTYPE_NAME_MAX 32      /* bytes */
 
 struct version_piece {
 	struct box box;
@@ -65,5 +65,5 @@ struct version {
 
 struct version *version_new(void); /* one reference; NULL: no memory */
 struct version *version_get(struct version *version);
-void version_put(struct version *version); /* accepts NULL */
+void version_put(struct version *version);						  /* accepts NULL */
 const struct version_item *version_find(const struct version *version, struct view name); /* NULL: not there */

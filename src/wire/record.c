@@ -334,7 +334,7 @@ static const char trailer_magic[] = "FBPT";
 
 void pack_trailer_encode(const struct pack_trailer *trailer, uint8_t out[PACK_TRAILER_BYTES])
 {
-	CHECK(trailer->n <= PACK_BLOCKS_MAX && trailer->pack_bytes <= PACK_BYTES_MAX);
+	CHECK(trailer->n <= PACK_BLOCKS_MAX && trailer->pack_bytes <= RECORD_PACK_MAX);
 
 	memset(out, 0, PACK_TRAILER_BYTES);
 	memcpy(out + AT_INDEX_DIGEST, trailer->index.b, DIGEST_BYTES);
@@ -358,7 +358,7 @@ int pack_trailer_decode(const uint8_t in[PACK_TRAILER_BYTES], uint64_t pack_byte
 		return error_set(e, -ERR_EDAMAGED, "its trailer is damaged: it does not have the CRC at its end");
 	if (memcmp(in + AT_TRAILER_MAGIC, trailer_magic, 4) != 0 || load_le32(in + AT_TRAILER_ZERO))
 		return error_set(e, -ERR_EDAMAGED, "its last 64 bytes are no trailer");
-	if (trailer.pack_bytes != pack_bytes || pack_bytes > PACK_BYTES_MAX)
+	if (trailer.pack_bytes != pack_bytes || pack_bytes > RECORD_PACK_MAX)
 		return error_set(e, -ERR_EDAMAGED, "it has %llu bytes, its trailer says %llu",
 				 (unsigned long long)pack_bytes, (unsigned long long)trailer.pack_bytes);
 	if (trailer.n > PACK_BLOCKS_MAX || trailer.index_offset < PACK_HEAD_BYTES ||

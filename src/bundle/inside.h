@@ -1,0 +1,243 @@
+/*
+ * bundle/inside.h: what the files of this room share. Nobody else includes it.
+ */
+#pragma once
+
+#include <errno.h>
+
+#include "bundle/bundle.h"
+#include "wire/record.h"
+
+#define TENANT_NAME_MAX	 64	     /* bytes, encoded */
+#define ATTRIBUTES_MAX	 (32u << 10) /* bytes of a version's attributes: they stand in its index row, too */
+#define VERSIONS_CACHED	 8	     /* opened versions that are kept for the next who opens them */
+#define CHANGE_TRIES_MAX 256	     /* of a transaction that others overtake */
+#define SLOT_TRIES_MAX	 4096	     /* numbers that others have taken before */
+#define SETTLE_MS	 3000 /* past the deadline: to learn how a commit ended, and to index what it published */
+#define KEY_BYTES	 448  /* the longest key of ours and its final 0 */
+#define PREFIX_BYTES	 288  /* "t/<tenant>/b/<bundle>/" and its final 0 */
+#define LIST_PAGE	 1024 /* keys or rows in one answer */
+
+struct bundles {
+	uint32_t magic; /* BUNDLES_MAGIC */
+	struct env *env;
+	struct cluster *cluster;
+	struct store *store;
+	struct backend *backend;
+	struct list cached; /* struct version, the last used first; each holds one reference */
+	unsigned n_cached;
+};
+#define BUNDLES_MAGIC 0x73646e62
+
+CLEANUP_OF(struct version *, version_put);
+
+/* ---- names.c: pure ---- */
+
+/* A bundle as every call names it: checked, with the beginning of its keys. Borrows the names. */
+struct place {
+	struct view tenant, bundle;
+	char prefix[PREFIX_BYTES];
+};
+int place_init(struct view tenant, struct view bundle, struct place *ret, struct error *e);
+
+int name_encode(struct view name, size_t max, char *ret);	   /* 0-terminated; bytes, or -ENAMETOOLONG past @max */
+int name_decode(struct view part, struct buf *ret);		   /* appends; -EINVAL: no encoding of ours */
+int number_decode(struct view text, size_t digits, uint64_t *ret); /* @digits decimal digits; 0: any. -EINVAL */
+
+void root_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
+void slot_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
+void label_key(const struct place *place, struct view label, uint64_t move, char ret[KEY_BYTES]);
+void generation_key(uint64_t generation, char ret[KEY_BYTES]);
+void segment_key(const struct place *place, const struct record_head *head, char ret[KEY_BYTES]);
+
+/* Keys of index rows: names as they are, ended by a zero byte. */
+struct row_key {
+	uint8_t bytes[META_KEY_MAX];
+	size_t len;
+};
+struct row_key bundle_row_key(struct view tenant, struct view bundle);
+struct row_key version_row_key(const struct place *place, uint64_t number);
+struct row_key slot_row_key(const struct place *place, uint64_t number);
+struct row_key label_row_key(const struct place *place, struct view label);
+struct row_key rows_prefix(char kind,
+			   const struct place *place); /* of all versions ('v'), slots ('s') or labels ('l') */
+struct row_key tenant_prefix(char kind, struct view tenant);
+static inline struct view row_key_view(const struct row_key *key)
+{
+	return view_of(key->bytes, key->len);
+}
+
+/* ---- version.c, segment.c: pure ---- */
+
+/* Every rule that a version obeys (docs/formats.md, 4), before it is written and after it was read. @code on failure. */
+int version_check(const struct version *version, int code, struct error *e);
+
+/* A segment as an object, ready to be put. */
+struct segment {
+	struct record_head head;
+	uint64_t count;
+	struct buf object;
+};
+struct segments {
+	struct segment *all;
+	size_t n;
+};
+void segments_fini(struct segments *segments);
+/* Items, then blocks. -E2BIG naming the item that fits into none, -ENOMEM. */
+int segments_encode(const struct version *version, struct segments *ret, struct error *e);
+/* The root's body: packs and segments by keys that are relative to the bundle. */
+int root_encode(const struct place *place, const struct version *version, const struct segments *segments,
+		struct buf *ret, struct error *e);
+
+/* Fills a new version from a root: all but items, pieces and blocks. @place: where it was found, which it must say too. */
+int version_set_root(struct version *version, const struct place *place, const struct record_head *head,
+		     const struct rec_root *root, struct error *e);
+/* Appends what a segment holds. The segments come in the root's order; version_finish() then binds names and checks all. */
+int version_add_segment(struct version *version, const struct rec_segment *segment, struct view object,
+			struct error *e);
+int version_finish(struct version *version, const struct rec_root *root, struct error *e);
+struct record_head version_head(const struct version *version, enum record_kind kind);
+
+/* ---- object.c: records in the store ---- */
+
+/* Reads the object @key whole and opens it. -ENOENT; -ERR_EDAMAGED naming the key. Views into @bytes, which it replaces. */
+int object_open(struct bundles *bundles, const char *key, size_t max, struct buf *bytes, struct record_head *ret_head,
+		struct view *ret_body, uint64_t deadline_ns, struct error *e);
+/* Seals and puts: 0, BACKEND_EXISTS (only with @if_absent), error. */
+int object_put(struct bundles *bundles, const char *key, const struct record_head *head, struct view body,
+	       bool if_absent, uint64_t deadline_ns, struct error *e);
+/* Makes sure that what was read from @key lasts: reading promises less than a put that finds the key taken. */
+int object_settle(struct bundles *bundles, const char *key, struct view bytes, uint64_t deadline_ns, struct error *e);
+int object_delete(struct bundles *bundles, const char *key, uint64_t deadline_ns, struct error *e);
+/* @len bytes at @offset, fewer at the object's end. Replaces @ret. */
+int object_range(struct bundles *bundles, const char *key, uint64_t offset, size_t len, struct buf *ret,
+		 uint64_t deadline_ns, struct error *e);
+
+/*
+ * Calls @each(arg, key, after) for the keys that begin with @prefix, in order; non-zero stops and is returned. @each may put
+ * a later key into @after (BACKEND_KEY_MAX + 1 bytes), so that the walk leaps there, and then returns KEYS_LEAP.
+ */
+enum { KEYS_LEAP = 1 };
+typedef int (*keys_fn)(void *arg, const char *key, char *after);
+int keys_each(struct bundles *bundles, const char *prefix, keys_fn each, void *arg, uint64_t deadline_ns,
+	      struct error *e);
+
+/* What lies under a version's root key. */
+enum root_state { ROOT_NONE, ROOT_PUBLISHED, ROOT_BURNED, ROOT_DELETED };
+struct root_object {
+	enum root_state state;
+	struct buf bytes;
+	struct record_head head;
+	struct rec_root root;	   /* PUBLISHED */
+	struct rec_tombstone tomb; /* BURNED, DELETED */
+};
+void root_object_fini(struct root_object *object);
+/* 0 also for ROOT_NONE; -ERR_EDAMAGED; errors of the store. @ret: zeroed or used before. */
+int root_read(struct bundles *bundles, const struct place *place, uint64_t number, struct root_object *ret,
+	      uint64_t deadline_ns, struct error *e);
+
+/* ---- rows.c: the index in the meta engine ---- */
+
+/*
+ * A transaction on a bundle's rows. Each expects the bundle's own row as it was read and rises its count of changes, so that of two
+ * at the same time one is told to look again. What was read between begin and commit is still true at the commit, when every
+ * writer of it does the same.
+ */
+struct change {
+	struct bundles *bundles;
+	struct row_key key;
+	struct meta_req *req;
+	struct row_bundle row; /* as read; what commit writes */
+	bool fenced, exists;   /* exists: there was a row */
+};
+/* Reads the bundle's row; @fence may be NULL or empty. */
+int change_begin(struct bundles *bundles, const struct place *place, const struct fence *fence, struct change *ret,
+		 uint64_t deadline_ns, struct error *e);
+/* 0; META_CONFLICT: begin again; -ERR_ESTALEEPOCH: the fence's record has changed. The change is over either way. */
+int change_commit(struct change *change, uint64_t deadline_ns, struct error *e);
+void change_fini(struct change *change);
+int change_failed(struct error *e, const struct place *place); /* -EAGAIN: CHANGE_TRIES_MAX were not enough */
+
+/* Encodes a row and adds its put to the change. */
+int change_put_version(struct change *change, const struct row_key *key, const struct row_version *row);
+int change_put_slot(struct change *change, const struct row_key *key, const struct row_slot *row);
+int change_put_label(struct change *change, const struct row_key *key, const struct row_label *row);
+
+/* Reads one row. 0; ROW_ABSENT with @ret zeroed; error. Views into @bytes, which it replaces. */
+enum { ROW_ABSENT = 1 };
+int row_read_bundle(struct bundles *bundles, const struct place *place, struct row_bundle *ret, uint64_t deadline_ns,
+		    struct error *e);
+int row_read_version(struct bundles *bundles, const struct place *place, uint64_t number, struct buf *bytes,
+		     struct row_version *ret, uint64_t deadline_ns, struct error *e);
+int row_read_label(struct bundles *bundles, const struct place *place, struct view label, struct row_label *ret,
+		   uint64_t deadline_ns, struct error *e);
+
+/* Calls @each for the rows that begin with @prefix and come after @after; non-zero stops and is returned. @each may wait. */
+typedef int (*rows_fn)(void *arg, struct view key, struct view value);
+int rows_each(struct bundles *bundles, struct view prefix, struct view after, rows_fn each, void *arg,
+	      uint64_t deadline_ns, struct error *e);
+int row_damaged(struct error *e, const char *what); /* -ERR_EDAMAGED: a row that makes no sense */
+
+/* ---- index.c: what the index says, against what the store holds ---- */
+
+/* A version's row as its root has it. */
+struct row_version row_of_root(const struct record_head *head, const struct rec_root *root);
+/*
+ * Looks under a version's root key and makes the index say the same: a root becomes a row, under a tombstone the rows go.
+ * Repeatable, by anybody. Where nothing lies there yet, nothing changes. @settled: the caller knows that what lies there lasts.
+ */
+int index_version(struct bundles *bundles, const struct place *place, uint64_t number, bool settled,
+		  enum root_state *ret, uint64_t deadline_ns, struct error *e);
+/*
+ * Finishes what others left behind in a bundle: index_version() of each number with a slot's row, deletions that have begun, moves of
+ * labels. Failures are left for the next who looks.
+ */
+void index_mend(struct bundles *bundles, const struct place *place, uint64_t deadline_ns);
+void index_mend_tenant(struct bundles *bundles, struct view tenant, uint64_t deadline_ns); /* without the labels */
+
+/* ---- label.c ---- */
+
+/* Takes the label's move under way over, if its object is there. */
+int label_apply(struct bundles *bundles, const struct place *place, struct view label, uint64_t deadline_ns,
+		struct error *e);
+/* Ends a move under way for good: whoever began it has made it, or never will. */
+int label_settle(struct bundles *bundles, const struct place *place, struct view label, uint64_t deadline_ns,
+		 struct error *e);
+
+/* The row of a label from its @n moves, ascending, at least one, after the versions have their rows. */
+int label_rebuild(struct bundles *bundles, const struct place *place, struct view label, const uint64_t *moves,
+		  size_t n, bool *ret_set, uint64_t deadline_ns, struct error *e);
+
+/* ---- publish.c: its steps, apart for tests of crashes between them ---- */
+
+int publish_segments(struct bundles *bundles, const struct place *place, struct segments *segments,
+		     uint64_t deadline_ns, struct error *e);
+int publish_root(struct bundles *bundles, const struct place *place, const struct version *version,
+		 const struct segments *segments, uint64_t deadline_ns, struct error *e);
+int publish_index(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		  struct error *e);
+
+/* ---- delete.c: its steps; between the second and the third index_version() takes the rows away ---- */
+
+int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		 struct error *e);
+int delete_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		struct error *e);
+void delete_objects(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns);
+
+/* ---- open.c ---- */
+
+/* version_add_segment() and version_finish() on a worker: a large version is seconds of hashing and checking. */
+int segment_decode(struct bundles *bundles, struct version *version, const struct rec_segment *segment,
+		   struct view object, struct error *e);
+int version_complete(struct bundles *bundles, struct version *version, const struct rec_root *root, struct error *e);
+
+void cache_add(struct bundles *bundles, struct version *version);
+struct version *cache_find(struct bundles *bundles, const struct place *place,
+			   uint64_t number); /* a reference, or NULL */
+void cache_drop(struct bundles *bundles, const struct place *place, uint64_t number);
+
+static inline int no_memory(struct error *e)
+{
+	return error_set(e, -ENOMEM, "no memory");
+}

@@ -1,0 +1,179 @@
+/*
+ * bundle/publish.c: segments, root, index: the last steps of publication, and the one that counts.
+ *
+ * Between the steps: before the root nothing exists for a reader, whatever lies there; once the root is put the version is
+ * published, whatever happens to its writer. Each step may be done again.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "bundle/inside.h"
+
+/* What the slot says, the version must say. */
+static int adopt(struct bundles *bundles, const struct slot *slot, struct version *version)
+{
+	version->number = slot->number;
+	version->save_id = slot->save_id;
+	version->epoch = slot->epoch;
+	version->parent = slot->parent;
+	version->generation = cluster_generation(bundles->cluster);
+	if (!version->tenant)
+		version->tenant = strdup(slot->tenant);
+	if (!version->bundle)
+		version->bundle = strdup(slot->bundle);
+	return version->tenant && version->bundle ? 0 : -ENOMEM;
+}
+
+/* A hint, not a lock: a coordinator that was overtaken should not go on. What it does all the same is harmless. */
+static int check_fence(struct bundles *bundles, const struct fence *fence, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf record = { 0 };
+
+	if (!fence || !fence->key.len)
+		return 0;
+	int r = meta_get(cluster_meta(bundles->cluster), fence->key, &record, deadline_ns, e);
+	if (r && r != -ENOENT)
+		return r;
+	if (r || !view_equal(view_buf(&record), fence->record))
+		return error_set(e, -ERR_ESTALEEPOCH, "the group has a newer coordinator");
+	return 0;
+}
+
+static int put_segment(struct bundles *bundles, const char *key, const struct segment *segment, uint64_t deadline_ns,
+		       struct error *e)
+{
+	_cleanup_(buf_fini) struct buf there = { 0 };
+	int r = backend_write(bundles->backend, key, view_buf(&segment->object), true, deadline_ns, e);
+
+	if (r != BACKEND_EXISTS)
+		return r;
+	r = backend_read(bundles->backend, key, RECORD_SEGMENT_MAX, &there, deadline_ns, e); /* of a try before */
+	if (r)
+		return r;
+	if (!view_equal(view_buf(&there), view_buf(&segment->object)))
+		return error_set(e, -EEXIST, "%s is there with other contents", key);
+	return 0;
+}
+
+int publish_segments(struct bundles *bundles, const struct place *place, struct segments *segments,
+		     uint64_t deadline_ns, struct error *e)
+{
+	int r = 0;
+
+	for (size_t i = 0; !r && i < segments->n; i++) {
+		char key[KEY_BYTES];
+
+		segment_key(place, &segments->all[i].head, key);
+		r = put_segment(bundles, key, &segments->all[i], deadline_ns, e);
+	}
+	return r;
+}
+
+/* Something lies under the root's key: is it this save's root? */
+static int settle_root(struct bundles *bundles, const struct place *place, const struct version *version,
+		       uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	int r = root_read(bundles, place, version->number, &object, deadline_ns, e);
+
+	if (r)
+		return r;
+	if (object.head.save_id == version->save_id && object.head.epoch == version->epoch &&
+	    (object.state == ROOT_PUBLISHED || object.state == ROOT_DELETED))
+		return 0; /* deleted: it was published, and then somebody deleted it */
+	return error_set(e, -ERR_ESTALEEPOCH, "another coordinator has %s version %" PRIu64,
+			 object.state == ROOT_PUBLISHED ? "published" : "burned", version->number);
+}
+
+int publish_root(struct bundles *bundles, const struct place *place, const struct version *version,
+		 const struct segments *segments, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	_cleanup_(buf_fini) struct buf object = { 0 };
+	const struct record_head head = version_head(version, RECORD_ROOT);
+	struct error first = { 0 };
+	char key[KEY_BYTES];
+
+	int r = root_encode(place, version, segments, &body, e);
+	if (!r)
+		r = record_seal(&head, view_buf(&body), &object);
+	if (r == -E2BIG)
+		return error_set(e, r, "the root would have %zu bytes: too many packs or segments", body.len);
+	if (r)
+		return r == -ENOMEM ? no_memory(e) : r;
+
+	root_key(place, version->number, key);
+	r = backend_write(bundles->backend, key, view_buf(&object), true, deadline_ns, &first);
+	if (r >= 0)
+		return r == BACKEND_EXISTS ? settle_root(bundles, place, version, deadline_ns, e) : 0;
+
+	/* Nobody knows how it ended. The same put again tells: it either makes the root or finds what is there. */
+	uint64_t grace_ns = env_in_ms(bundles->env, SETTLE_MS);
+	int again = backend_write(bundles->backend, key, view_buf(&object), true, grace_ns, NULL);
+	if (again < 0)
+		return error_set(e, r, "%s", first.text);
+	return again == BACKEND_EXISTS ? settle_root(bundles, place, version, grace_ns, e) : 0;
+}
+
+int publish_index(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		  struct error *e)
+{
+	uint64_t grace_ns = env_in_ms(bundles->env, SETTLE_MS);
+	struct error why = { 0 };
+	enum root_state state;
+	int r = index_version(bundles, place, number, true, &state, deadline_ns > grace_ns ? deadline_ns : grace_ns,
+			      &why);
+
+	if (r)
+		return error_set(e, -ERR_EUNINDEXED, "version %" PRIu64 " is published, but not in the index yet: %s",
+				 number, why.text);
+	return 0;
+}
+
+struct encoding {
+	const struct version *version;
+	struct segments *segments;
+	struct error *e;
+};
+
+/* On a worker: a large version is seconds of hashing. */
+static int encode_job(void *arg)
+{
+	struct encoding *job = arg;
+	int r = version_check(job->version, -EINVAL, job->e);
+
+	return r ? r : segments_encode(job->version, job->segments, job->e);
+}
+
+int slot_publish(struct bundles *bundles, const struct slot *slot, struct version *version, const struct fence *fence,
+		 uint64_t deadline_ns, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	_cleanup_(segments_fini) struct segments segments = { 0 };
+	struct encoding job = { .version = version, .segments = &segments, .e = e };
+	struct place place;
+
+	int r = place_init(view_str(slot->tenant), view_str(slot->bundle), &place, e);
+	if (r)
+		return r;
+	if (adopt(bundles, slot, version))
+		return no_memory(e);
+	r = check_fence(bundles, fence, deadline_ns, e);
+	if (r)
+		return r;
+	r = env_call(bundles->env, encode_job, &job);
+	if (r)
+		return r;
+
+	r = publish_segments(bundles, &place, &segments, deadline_ns, e);
+	if (r)
+		return r;
+	r = publish_root(bundles, &place, version, &segments, deadline_ns, e);
+	if (r)
+		return r;
+	cache_add(bundles, version);
+	return publish_index(bundles, &place, version->number, deadline_ns, e);
+}

@@ -1,0 +1,387 @@
+/*
+ * bundle/rebuild.c: the index anew from the store alone.
+ *
+ * First the generation rises in the store, so that an index of before is refused from now on, and a rebuild that was cut is
+ * repeated; last the new index is marked with it. Between them all rows go, and each number and label is looked at as index.c and
+ * label.c would. Keys of a bundle come in the order l/, p/, v/; packs are leapt over.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "bundle/inside.h"
+
+#define CLEAR_BATCH 256 /* rows deleted in one transaction */
+
+/* A label's moves, as the keys have them, ascending. */
+struct moves {
+	struct buf label;
+	uint64_t *all;
+	size_t n;
+};
+
+struct rebuild {
+	struct bundles *bundles;
+	uint64_t deadline_ns;
+	struct rebuild_counts counts;
+	struct error damaged; /* the first object that had to be left out */
+	struct error *e;
+
+	/* the bundle that the keys have come to */
+	bool in_bundle;
+	struct buf tenant, bundle;
+	struct place place;
+	struct moves *labels;
+	size_t n_labels;
+
+	/* the number, in it; 0: none */
+	uint64_t number;
+	bool has_root, has_slot;
+};
+
+static void forget_labels(struct rebuild *r)
+{
+	for (size_t i = 0; i < r->n_labels; i++) {
+		buf_fini(&r->labels[i].label);
+		free(r->labels[i].all);
+	}
+	free(r->labels);
+	r->labels = NULL;
+	r->n_labels = 0;
+}
+
+static void rebuild_fini(struct rebuild *r)
+{
+	forget_labels(r);
+	buf_fini(&r->tenant);
+	buf_fini(&r->bundle);
+}
+
+/* Damage is remembered and passed over, so that one flipped bit does not keep everything else away. */
+static int pass_over(struct rebuild *r, int failed, const struct error *why)
+{
+	if (failed != -ERR_EDAMAGED)
+		return failed ? error_set(r->e, failed, "%s", why->text) : 0;
+	if (!r->damaged.code)
+		r->damaged = *why;
+	return 0;
+}
+
+/* ---- generation ---- */
+
+struct highest {
+	uint64_t generation;
+};
+
+static int find_generation(void *arg, const char *key, char *after)
+{
+	struct highest *highest = arg;
+	uint64_t n;
+
+	if (number_decode(view_str(key + strlen(CLUSTER_GENERATION_PREFIX)), 0, &n) == 0 && n > highest->generation)
+		highest->generation = n;
+	return 0;
+}
+
+static int raise_generation(struct rebuild *r, uint32_t *ret)
+{
+	struct bundles *bundles = r->bundles;
+	struct highest highest = { .generation = cluster_generation(bundles->cluster) };
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct rec_generation rec = { .cluster = view_str(cluster_id(bundles->cluster)) };
+	struct record_head head = { .kind = RECORD_GENERATION };
+	char key[KEY_BYTES];
+
+	bundles->env->ops->random(bundles->env, &head.save_id, sizeof(head.save_id));
+	if (rec_generation_encode(&rec, &body))
+		return no_memory(r->e);
+	int failed = keys_each(bundles, CLUSTER_GENERATION_PREFIX, find_generation, &highest, r->deadline_ns, r->e);
+	if (failed)
+		return failed;
+	for (int i = 0; i < CHANGE_TRIES_MAX && highest.generation < UINT32_MAX; i++) {
+		head.number = ++highest.generation;
+		head.generation = (uint32_t)highest.generation;
+		generation_key(highest.generation, key);
+		failed = object_put(bundles, key, &head, view_buf(&body), true, r->deadline_ns, r->e);
+		if (failed != BACKEND_EXISTS) {
+			*ret = head.generation;
+			return failed;
+		}
+	}
+	return error_set(r->e, -EAGAIN, "others raise the generation all the time");
+}
+
+static int mark_index(struct rebuild *r, uint32_t generation)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	const struct row_generation row = { .generation = generation };
+	int failed = req ? row_generation_encode(&row, &value) : -ENOMEM;
+
+	if (!failed)
+		failed = meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value));
+	if (failed)
+		return error_set(r->e, failed, "cannot make a transaction");
+	return meta_call_run(cluster_meta(r->bundles->cluster), &req, r->deadline_ns, r->e);
+}
+
+/* ---- clearing ---- */
+
+struct clearing {
+	struct rebuild *r;
+	struct meta_req *req;
+	unsigned n;
+};
+
+static int clear_flush(struct clearing *c)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = TAKE(c->req);
+
+	c->n = 0;
+	return req ? meta_call_run(cluster_meta(c->r->bundles->cluster), &req, c->r->deadline_ns, c->r->e) : 0;
+}
+
+static int clear_row(void *arg, struct view key, struct view value)
+{
+	struct clearing *c = arg;
+
+	if (!c->req)
+		c->req = meta_req_new(META_TXN);
+	int failed = c->req ? meta_txn_delete(c->req, key) : -ENOMEM;
+	if (failed)
+		return error_set(c->r->e, failed, "cannot make a transaction");
+	return ++c->n == CLEAR_BATCH ? clear_flush(c) : 0;
+}
+
+static int clear_rows(struct rebuild *r)
+{
+	static const char *const prefixes[] = { "b/", "l/", "s/", "v/" };
+	struct clearing c = { .r = r };
+	int failed = 0;
+
+	for (size_t i = 0; !failed && i < ARRAY_LEN(prefixes); i++)
+		failed = rows_each(r->bundles, view_str(prefixes[i]), (struct view){ 0 }, clear_row, &c, r->deadline_ns,
+				   r->e);
+	if (!failed)
+		failed = clear_flush(&c);
+	meta_req_free(c.req);
+	return failed;
+}
+
+/* ---- a number ---- */
+
+/* A slot without a root ends here: its writer, should it live, finds the tombstone. */
+static int burn_open_slot(struct rebuild *r, struct error *why)
+{
+	_cleanup_(slot_fini) struct slot slot = { .number = r->number };
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct record_head head = { 0 };
+	struct view body;
+	char key[KEY_BYTES];
+
+	slot_key(&r->place, r->number, key);
+	int failed = object_open(r->bundles, key, RECORD_SMALL_MAX, &bytes, &head, &body, r->deadline_ns, why);
+	if (failed && failed != -ERR_EDAMAGED) /* a damaged slot is burned without its names */
+		return failed;
+	slot.save_id = head.save_id;
+	slot.epoch = head.epoch;
+	slot.tenant = view_dup(r->place.tenant);
+	slot.bundle = view_dup(r->place.bundle);
+	if (!slot.tenant || !slot.bundle)
+		return no_memory(why);
+	failed = slot_burn(r->bundles, &slot, r->deadline_ns, why);
+	return failed == -EEXIST ? 0 : failed; /* its writer was faster: published */
+}
+
+static int finish_number(struct rebuild *r)
+{
+	struct error why = { 0 };
+	enum root_state state = ROOT_NONE;
+	int failed = 0;
+
+	if (!r->number || (!r->has_root && !r->has_slot)) {
+		r->number = 0; /* segments alone: of a save that never came to publish */
+		return 0;
+	}
+	if (!r->has_root)
+		failed = burn_open_slot(r, &why);
+	if (!failed)
+		failed = index_version(r->bundles, &r->place, r->number, false, &state, r->deadline_ns, &why);
+	if (!failed && state == ROOT_PUBLISHED)
+		r->counts.versions++;
+	r->number = 0;
+	return pass_over(r, failed, &why);
+}
+
+static int take_version_key(struct rebuild *r, struct view rest)
+{
+	struct view digits = view_take(&rest, 20);
+	uint64_t number;
+
+	if (number_decode(digits, 20, &number) != 0 || !number || !view_equal(view_take(&rest, 1), view_str("/")))
+		return 0; /* no key of ours */
+	if (number != r->number) {
+		int failed = finish_number(r);
+		if (failed)
+			return failed;
+		r->number = number;
+		r->has_root = r->has_slot = false;
+	}
+	r->has_root = r->has_root || view_equal(rest, view_str("root"));
+	r->has_slot = r->has_slot || view_equal(rest, view_str("slot"));
+	return 0;
+}
+
+/* ---- labels ---- */
+
+static int take_label_key(struct rebuild *r, struct view rest)
+{
+	const uint8_t *slash = memchr(rest.ptr, '/', rest.len);
+	_cleanup_(buf_fini) struct buf label = { 0 };
+	uint64_t move;
+
+	if (!slash)
+		return 0;
+	struct view part = view_take(&rest, (size_t)(slash - rest.ptr));
+	view_take(&rest, 1);
+	if (number_decode(rest, 20, &move) != 0 || name_decode(part, &label) != 0 ||
+	    label_name_check(view_buf(&label), NULL) != 0)
+		return 0; /* no key of ours */
+
+	struct moves *last = r->n_labels ? &r->labels[r->n_labels - 1] : NULL;
+	if (!last || !view_equal(view_buf(&last->label), view_buf(&label))) {
+		struct moves *more = reallocarray(r->labels, r->n_labels + 1, sizeof(*more));
+
+		if (!more)
+			return no_memory(r->e);
+		r->labels = more;
+		last = &more[r->n_labels++];
+		*last = (struct moves){ .label = label };
+		label = (struct buf){ 0 };
+	}
+	uint64_t *all = reallocarray(last->all, last->n + 1, sizeof(*all));
+	if (!all)
+		return no_memory(r->e);
+	last->all = all;
+	all[last->n++] = move;
+	return 0;
+}
+
+/* ---- a bundle ---- */
+
+static int finish_bundle(struct rebuild *r)
+{
+	struct row_bundle row;
+	struct error why = { 0 };
+
+	if (!r->in_bundle)
+		return 0;
+	int failed = finish_number(r);
+	for (size_t i = 0; !failed && i < r->n_labels; i++) {
+		const struct moves *moves = &r->labels[i];
+		bool set = false;
+
+		failed = label_rebuild(r->bundles, &r->place, view_buf(&moves->label), moves->all, moves->n, &set,
+				       r->deadline_ns, &why);
+		r->counts.labels += set;
+		failed = pass_over(r, failed, &why);
+	}
+	if (!failed) {
+		failed = row_read_bundle(r->bundles, &r->place, &row, r->deadline_ns, r->e);
+		r->counts.bundles += failed >= 0 && row.n_versions > 0;
+	}
+	r->in_bundle = false;
+	forget_labels(r);
+	return failed < 0 ? failed : 0;
+}
+
+/* "t/<tenant>/b/<bundle>/" off @key; *ret_rest: what follows. -EINVAL: it does not begin so. */
+static int take_prefix(struct view key, struct buf *tenant, struct buf *bundle, struct view *ret_rest)
+{
+	struct view parts[4];
+
+	for (int i = 0; i < 4; i++) {
+		const uint8_t *slash = key.len ? memchr(key.ptr, '/', key.len) : NULL;
+
+		if (!slash)
+			return -EINVAL;
+		parts[i] = view_take(&key, (size_t)(slash - key.ptr));
+		view_take(&key, 1);
+	}
+	if (!view_equal(parts[0], view_str("t")) || !view_equal(parts[2], view_str("b")))
+		return -EINVAL;
+	tenant->len = bundle->len = 0;
+	*ret_rest = key;
+	int r = name_decode(parts[1], tenant);
+	return r ? r : name_decode(parts[3], bundle);
+}
+
+static int enter_bundle(struct rebuild *r, const char *key, struct view *ret_rest)
+{
+	size_t prefix = strlen(r->place.prefix);
+
+	if (r->in_bundle && strncmp(key, r->place.prefix, prefix) == 0) {
+		*ret_rest = view_str(key + prefix);
+		return 0;
+	}
+	int failed = finish_bundle(r);
+	if (failed)
+		return failed;
+	failed = take_prefix(view_str(key), &r->tenant, &r->bundle, ret_rest);
+	if (!failed)
+		failed = place_init(view_buf(&r->tenant), view_buf(&r->bundle), &r->place, NULL);
+	r->in_bundle = failed == 0;
+	return failed == -ENOMEM ? no_memory(r->e) : 0;
+}
+
+static int take_key(void *arg, const char *key, char *after)
+{
+	struct rebuild *r = arg;
+	struct view rest;
+	int failed = enter_bundle(r, key, &rest);
+
+	if (failed || !r->in_bundle || rest.len < 2 || rest.ptr[1] != '/')
+		return failed;
+	uint8_t kind = rest.ptr[0];
+	view_take(&rest, 2);
+	if (kind == 'v')
+		return take_version_key(r, rest);
+	if (kind == 'l')
+		return take_label_key(r, rest);
+	if (kind == 'p') {
+		(void)snprintf(after, BACKEND_KEY_MAX + 1, "%sp0",
+			       r->place.prefix); /* behind all that begin with "p/" */
+		return KEYS_LEAP;
+	}
+	return 0;
+}
+
+int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	_cleanup_(rebuild_fini) struct rebuild r = { .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
+	uint32_t generation = 0;
+
+	int failed = raise_generation(&r, &generation);
+	if (failed)
+		return failed;
+	cluster_set_generation(bundles->cluster, generation);
+	failed = clear_rows(&r);
+	if (!failed)
+		failed = keys_each(bundles, "t/", take_key, &r, deadline_ns, e);
+	if (!failed)
+		failed = finish_bundle(&r);
+	if (!failed)
+		failed = mark_index(&r, generation);
+	if (failed)
+		return failed;
+
+	r.counts.generation = generation;
+	*ret = r.counts;
+	if (r.damaged.code)
+		return error_set(e, -ERR_EDAMAGED, "the index is rebuilt, but for this: %s", r.damaged.text);
+	return 0;
+}

@@ -1,0 +1,171 @@
+/*
+ * bundle/slot.c: the right to publish a number: opened by put-if-absent of the slot, ended by put-if-absent under the root's key,
+ * of the root (publish.c) or of a tombstone (here). So of two who want to end it exactly one does.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "bundle/inside.h"
+
+void slot_fini(struct slot *slot)
+{
+	free(slot->tenant);
+	free(slot->bundle);
+	*slot = (struct slot){ 0 };
+}
+
+static struct record_head slot_head(struct bundles *bundles, enum record_kind kind, const struct slot *slot)
+{
+	return (struct record_head){
+		.kind = kind,
+		.save_id = slot->save_id,
+		.epoch = slot->epoch,
+		.number = slot->number,
+		.generation = cluster_generation(bundles->cluster),
+	};
+}
+
+/* The key is taken. 0: by this save at this epoch (a try before, or a store that sends twice); BACKEND_EXISTS: by another. */
+static int slot_is_ours(struct bundles *bundles, const char *key, const struct slot *slot, uint64_t deadline_ns,
+			struct error *e)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct record_head head;
+	struct view body;
+	int r = object_open(bundles, key, RECORD_SMALL_MAX, &bytes, &head, &body, deadline_ns, e);
+
+	if (r)
+		return r == -ERR_EDAMAGED ? BACKEND_EXISTS : r; /* whosever it was: the number is taken */
+	return head.kind == RECORD_SLOT && head.save_id == slot->save_id && head.epoch == slot->epoch ? 0 :
+													BACKEND_EXISTS;
+}
+
+/* Puts the slot's object under the first number from slot->number on that is free. */
+static int take_number(struct bundles *bundles, const struct place *place, struct slot *slot, uint64_t deadline_ns,
+		       struct error *e)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct rec_slot rec = { .tenant = place->tenant,
+				      .bundle = place->bundle,
+				      .parent = slot->parent,
+				      .node = view_str(cluster_node(bundles->cluster)) };
+	char key[KEY_BYTES];
+
+	if (rec_slot_encode(&rec, &body))
+		return no_memory(e);
+	for (int i = 0; i < SLOT_TRIES_MAX; i++, slot->number++) {
+		const struct record_head head = slot_head(bundles, RECORD_SLOT, slot);
+
+		slot_key(place, slot->number, key);
+		int r = object_put(bundles, key, &head, view_buf(&body), true, deadline_ns, e);
+		if (r == BACKEND_EXISTS)
+			r = slot_is_ours(bundles, key, slot, deadline_ns, e);
+		if (r != BACKEND_EXISTS)
+			return r;
+	}
+	return error_set(e, -EAGAIN,
+			 "%d numbers from %" PRIu64 " on are taken in bundle %.*s: the index is behind the store",
+			 SLOT_TRIES_MAX, slot->number, (int)place->bundle.len, (const char *)place->bundle.ptr);
+}
+
+/* The slot's row, under the fence: from here on everybody finds what its writer may leave behind. */
+static int record_slot(struct bundles *bundles, const struct place *place, const struct slot *slot,
+		       const struct fence *fence, uint64_t deadline_ns, struct error *e)
+{
+	const struct row_key key = slot_row_key(place, slot->number);
+	const struct row_slot row = { .save_id = slot->save_id, .epoch = slot->epoch, .parent = slot->parent };
+
+	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
+		_cleanup_(change_fini) struct change change = { 0 };
+		int r = change_begin(bundles, place, fence, &change, deadline_ns, e);
+
+		if (r)
+			return r;
+		if (slot->number > change.row.last)
+			change.row.last = slot->number;
+		r = change_put_slot(&change, &key, &row);
+		if (!r)
+			r = change_commit(&change, deadline_ns, e);
+		if (r != META_CONFLICT)
+			return r;
+	}
+	return change_failed(e, place);
+}
+
+int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
+	      const struct fence *fence, uint64_t deadline_ns, struct slot *ret, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	_cleanup_(slot_fini) struct slot slot = { .save_id = save_id,
+						  .epoch = fence ? fence->epoch : 0,
+						  .parent = parent };
+	struct row_bundle row;
+	struct place place;
+
+	int r = place_init(tenant, bundle, &place, e);
+	if (r)
+		return r;
+	r = row_read_bundle(bundles, &place, &row, deadline_ns, e);
+	if (r < 0)
+		return r;
+	slot.number = row.last + 1;
+	slot.tenant = view_dup(tenant);
+	slot.bundle = view_dup(bundle);
+	if (!slot.tenant || !slot.bundle)
+		return no_memory(e);
+
+	r = take_number(bundles, &place, &slot, deadline_ns, e);
+	if (r)
+		return r;
+	r = record_slot(bundles, &place, &slot, fence, deadline_ns, e);
+	if (r == -ERR_ESTALEEPOCH)
+		(void)slot_burn(bundles, &slot, deadline_ns,
+				NULL); /* nobody will use it; a rebuild would burn it, too */
+	if (r)
+		return r;
+	*ret = slot;
+	slot = (struct slot){ 0 };
+	return 0;
+}
+
+/* Something lies under the root's key already. */
+static int burn_lost(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		     struct error *e)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	int r = root_read(bundles, place, number, &object, deadline_ns, e);
+
+	if (r)
+		return r;
+	return object.state == ROOT_BURNED ? 0 : error_set(e, -EEXIST, "version %" PRIu64 " is published", number);
+}
+
+int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadline_ns, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct place place;
+	char key[KEY_BYTES];
+	enum root_state state;
+
+	int r = place_init(view_str(slot->tenant), view_str(slot->bundle), &place, e);
+	if (r)
+		return r;
+	const struct rec_tombstone rec = { .tenant = place.tenant, .bundle = place.bundle, .reason = TOMBSTONE_BURNED };
+	if (rec_tombstone_encode(&rec, &body))
+		return no_memory(e);
+
+	const struct record_head head = slot_head(bundles, RECORD_TOMBSTONE, slot);
+	root_key(&place, slot->number, key);
+	r = object_put(bundles, key, &head, view_buf(&body), true, deadline_ns, e);
+	if (r < 0)
+		return r;
+	if (r == BACKEND_EXISTS)
+		r = burn_lost(bundles, &place, slot->number, deadline_ns, e);
+	(void)index_version(bundles, &place, slot->number, true, &state, deadline_ns,
+			    NULL); /* else the next who looks does it */
+	return r;
+}
