@@ -1,0 +1,503 @@
+#include "client/session.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- forks ---------------------------------------------------------------------------------------------------------------- */
+
+static atomic_uint fork_number; /* how many forks lie between the first process with this library and this one */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static int fork_watch_result;
+
+static void in_child(void)
+{
+	atomic_fetch_add(&fork_number, 1);
+}
+
+static void watch_forks(void)
+{
+	fork_watch_result = -pthread_atfork(NULL, NULL, in_child);
+}
+
+bool session_is_foreign(const struct forebay_session *session)
+{
+	CHECK_MAGIC(session, SESSION_MAGIC);
+	return session->fork_number != atomic_load(&fork_number);
+}
+
+/* ---- the lock --------------------------------------------------------------------------------------------------------------- */
+
+int session_enter(struct forebay_session *session, struct error *e)
+{
+	if (session_is_foreign(session))
+		return error_set(e, -ERR_EFORKED,
+				 "this process was forked from the one that connected: it must connect by itself");
+	pthread_mutex_lock(&session->lock);
+	return 0;
+}
+
+static void rouse_byte_thread(struct forebay_session *session)
+{
+	const uint64_t one = 1;
+
+	if (session->wake >= 0 && write(session->wake, &one, sizeof(one)) < 0)
+		return; /* full: it is roused already */
+}
+
+/* False: the socket takes no more now. */
+static bool send_all(struct forebay_session *session)
+{
+	for (;;) {
+		struct view out = core_output(session->core);
+
+		if (!out.len || session->socket < 0)
+			return true;
+		if (session->send_broken) {
+			core_sent(session->core, out.len);
+			return true;
+		}
+		ssize_t n = send(session->socket, out.ptr, out.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n >= 0)
+			core_sent(session->core, (size_t)n);
+		else if (errno == EAGAIN)
+			return false;
+		else if (errno != EINTR)
+			session->send_broken = true; /* the daemon's last words are still to be read */
+	}
+}
+
+void session_flush(struct forebay_session *session)
+{
+	if (!send_all(session))
+		rouse_byte_thread(session);
+	if (core_has_work(session->core))
+		pthread_cond_broadcast(&session->more_work);
+}
+
+void session_leave(struct forebay_session *session)
+{
+	session_flush(session);
+	pthread_mutex_unlock(&session->lock);
+}
+
+void session_ref(struct forebay_session *session)
+{
+	session->refs++;
+}
+
+static void session_free(struct forebay_session *session)
+{
+	core_free(session->core);
+	pthread_mutex_destroy(&session->lock);
+	pthread_cond_destroy(&session->changed);
+	pthread_cond_destroy(&session->more_work);
+	session->magic = 0;
+	free(session->path);
+	free(session);
+}
+
+void session_unref(struct forebay_session *session)
+{
+	pthread_mutex_lock(&session->lock);
+	bool last = --session->refs == 0;
+	pthread_mutex_unlock(&session->lock);
+	if (last)
+		session_free(session);
+}
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------------------ */
+
+static struct timespec deadline_in(int64_t ms)
+{
+	struct timespec at;
+
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	at.tv_sec += ms / 1000;
+	at.tv_nsec += ms % 1000 * 1000000;
+	if (at.tv_nsec >= 1000000000) {
+		at.tv_sec++;
+		at.tv_nsec -= 1000000000;
+	}
+	return at;
+}
+
+int session_wait(struct forebay_session *session, const struct core_future *future, int64_t timeout_ms)
+{
+	struct timespec at = { 0 };
+
+	if (timeout_ms > 0)
+		at = deadline_in(timeout_ms);
+	session_flush(session);
+	while (!future->over) {
+		if (!timeout_ms)
+			return -ETIMEDOUT;
+		if (timeout_ms < 0)
+			pthread_cond_wait(&session->changed, &session->lock);
+		else if (pthread_cond_timedwait(&session->changed, &session->lock, &at) == ETIMEDOUT)
+			timeout_ms = 0;
+	}
+	return 0;
+}
+
+void session_wait_quiet(struct forebay_session *session, bool (*quiet)(const void *arg), const void *arg)
+{
+	session_flush(session);
+	session->quiet_waiters++;
+	while (!quiet(arg))
+		pthread_cond_wait(&session->changed, &session->lock);
+	session->quiet_waiters--;
+}
+
+/* ---- calls -------------------------------------------------------------------------------------------------------------------- */
+
+void session_future_over(struct core_future *future)
+{
+	struct forebay_session *session = future->arg;
+
+	pthread_cond_broadcast(&session->changed);
+}
+
+static uint32_t deadline_of(int64_t timeout_ms)
+{
+	if (timeout_ms < 0 || timeout_ms >= UINT32_MAX)
+		return UINT32_MAX;
+	return timeout_ms ? (uint32_t)timeout_ms : 1;
+}
+
+int session_call(struct forebay_session *session, enum msg_type type, const struct buf *body, int encoded,
+		 int64_t timeout_ms, struct buf *ret_answer, struct error *e)
+{
+	struct core_call *call = NULL;
+
+	if (encoded)
+		return error_set(e, encoded, "no memory for a request");
+	int r = session_enter(session, e);
+	if (r)
+		return r;
+	r = core_call_start(session->core, type, view_buf(body), deadline_of(timeout_ms), session_future_over, session,
+			    &call, e);
+	if (!r) {
+		r = session_wait(session, &call->future, timeout_ms < 0 ? -1 : timeout_ms + GRACE_MS);
+		if (r)
+			error_set(e, r, "the daemon at %s has not answered %s in time", session->path,
+				  msg_type_name(type));
+	}
+	if (!r && call->future.error.code) {
+		*e = call->future.error;
+		r = e->code;
+	} else if (!r) {
+		*ret_answer = call->answer;
+		call->answer = (struct buf){ 0 };
+	}
+	core_call_drop(call);
+	session_leave(session);
+	return r;
+}
+
+/* ---- the byte thread -------------------------------------------------------------------------------------------------------- */
+
+static void lose(struct forebay_session *session, int code, const char *words)
+{
+	struct error e;
+
+	error_set(&e, code, "the daemon at %s %s", session->path, words);
+	core_lose(session->core, code, e.text);
+}
+
+static void keep_descriptors(struct forebay_session *session, const int *descriptors, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		if (session->n_descriptors < DESCRIPTORS_MAX)
+			session->descriptors[session->n_descriptors++] = descriptors[i];
+		else
+			close(descriptors[i]); /* the arena that misses it will say so */
+	}
+}
+
+/* Under the lock. False: the conversation is over. */
+static bool take_bytes(struct forebay_session *session, const uint8_t *bytes, ssize_t n)
+{
+	if (n == -EAGAIN || n == -EINTR)
+		return true;
+	if (n > 0)
+		return !core_feed(session->core, bytes, (size_t)n, NULL);
+	if (n == 0 || n == -ECONNRESET)
+		lose(session, -ECONNRESET, "is gone: the connection ended");
+	else
+		lose(session, -ECONNRESET, "cannot be read from");
+	return false;
+}
+
+static bool read_once(struct forebay_session *session, uint8_t *bytes)
+{
+	int descriptors[DESCRIPTORS_MAX];
+	unsigned n_descriptors;
+	ssize_t n = socket_recv(session->socket, bytes, descriptors, &n_descriptors);
+
+	pthread_mutex_lock(&session->lock);
+	keep_descriptors(session, descriptors, n_descriptors);
+	bool goes_on = take_bytes(session, bytes, n);
+	session_leave(session);
+	return goes_on;
+}
+
+static void wait_for_bytes(struct forebay_session *session)
+{
+	struct pollfd fds[] = { { .fd = session->socket, .events = POLLIN },
+				{ .fd = session->wake, .events = POLLIN } };
+	uint64_t count;
+
+	pthread_mutex_lock(&session->lock);
+	if (core_output(session->core).len)
+		fds[0].events |= POLLOUT;
+	pthread_mutex_unlock(&session->lock);
+	poll(fds, ARRAY_LEN(fds), -1); /* EINTR is a spurious wake */
+	if (fds[1].revents && read(session->wake, &count, sizeof(count)) < 0)
+		return; /* somebody's raise was read before */
+}
+
+static bool is_stopping(struct forebay_session *session)
+{
+	pthread_mutex_lock(&session->lock);
+	bool stopping = session->stopping;
+	pthread_mutex_unlock(&session->lock);
+	return stopping;
+}
+
+static void *byte_thread(void *arg)
+{
+	struct forebay_session *session = arg;
+	uint8_t *bytes = malloc(RECV_BYTES);
+
+	if (!bytes) {
+		pthread_mutex_lock(&session->lock);
+		core_lose(session->core, -ENOMEM, "no memory to listen to the daemon");
+		session_leave(session);
+		return NULL;
+	}
+	do {
+		wait_for_bytes(session);
+	} while (!is_stopping(session) && read_once(session, bytes));
+	free(bytes);
+	return NULL;
+}
+
+/* ---- copiers ------------------------------------------------------------------------------------------------------------------ */
+
+static void *copy_thread(void *arg)
+{
+	struct forebay_session *session = arg;
+
+	pthread_mutex_lock(&session->lock);
+	while (!session->stopping) {
+		struct work *work = core_work_take(session->core);
+
+		if (!work) {
+			pthread_cond_wait(&session->more_work, &session->lock);
+			continue;
+		}
+		pthread_mutex_unlock(&session->lock);
+		work_run(work);
+		pthread_mutex_lock(&session->lock);
+		core_work_done(session->core, work);
+		session_flush(session);
+		if (session->quiet_waiters)
+			pthread_cond_broadcast(&session->changed);
+	}
+	pthread_mutex_unlock(&session->lock);
+	return NULL;
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------------------------- */
+
+/* Signals are for the application's threads. */
+static int start_thread(pthread_t *ret, void *(*run)(void *arg), void *arg)
+{
+	sigset_t all, before;
+	pthread_attr_t attr;
+
+	sigfillset(&all);
+	int r = pthread_attr_init(&attr);
+	if (r)
+		return -r;
+	pthread_attr_setstacksize(&attr, THREAD_STACK);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	r = pthread_create(ret, &attr, run, arg);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	return -r;
+}
+
+static unsigned default_threads(void)
+{
+	cpu_set_t cores;
+
+	if (sched_getaffinity(0, sizeof(cores), &cores))
+		return 1;
+	unsigned n = (unsigned)CPU_COUNT(&cores);
+	return n < 1 ? 1 : n > COPY_THREADS ? COPY_THREADS : n;
+}
+
+static struct forebay_session *session_new(const char *path)
+{
+	const struct core_events events = { .arena = socket_map_arena };
+	struct forebay_session *session = calloc(1, sizeof(*session));
+	struct core_events own = events;
+	pthread_condattr_t attr;
+
+	if (!session)
+		return NULL;
+	own.arg = session;
+	session->path = strdup(path);
+	if (!session->path || core_new(&own, &session->core)) {
+		free(session->path);
+		free(session);
+		return NULL;
+	}
+	session->magic = SESSION_MAGIC;
+	session->refs = 1;
+	session->fork_number = atomic_load(&fork_number);
+	session->socket = session->wake = -1;
+	pthread_mutex_init(&session->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&session->changed, &attr);
+	pthread_condattr_destroy(&attr);
+	pthread_cond_init(&session->more_work, NULL);
+	return session;
+}
+
+static int start_threads(struct forebay_session *session, unsigned n, struct error *e)
+{
+	int r;
+
+	session->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	r = session->wake < 0 ? -errno : start_thread(&session->byte_thread, byte_thread, session);
+	session->byte_thread_runs = !r;
+	while (!r && session->n_copy_threads < n) {
+		r = start_thread(&session->copy_threads[session->n_copy_threads], copy_thread, session);
+		if (!r)
+			session->n_copy_threads++;
+	}
+	return r ? error_set(e, r, "cannot start threads: %s", error_meaning(r)) : 0;
+}
+
+static int wait_greeted(struct forebay_session *session, int timeout_ms, struct error *e)
+{
+	struct core_future greeted;
+
+	core_future_init(&greeted, session_future_over, session);
+	pthread_mutex_lock(&session->lock);
+	core_attach_greeted(session->core, &greeted);
+	int r = session_wait(session, &greeted, timeout_ms);
+	core_future_forget(&greeted);
+	session_leave(session);
+	if (r)
+		return error_set(e, r, "the daemon at %s has not answered in %d ms", session->path, timeout_ms);
+	if (greeted.error.code)
+		*e = greeted.error;
+	return greeted.error.code;
+}
+
+static const char *socket_path(const struct forebay_connect_options *options)
+{
+	const char *path = options->socket ? options->socket : getenv("FOREBAY_SOCKET");
+
+	return path && *path ? path : DEFAULT_SOCKET;
+}
+
+static int connect_session(struct forebay_session *session, const struct forebay_connect_options *options,
+			   struct error *e)
+{
+	int timeout_ms = options->timeout_ms ? options->timeout_ms : CONNECT_MS;
+	unsigned n = options->threads ? options->threads : default_threads();
+	int r = socket_connect(session->path, timeout_ms, &session->socket, e);
+
+	if (!r)
+		r = start_threads(session, n, e);
+	return r ? r : wait_greeted(session, timeout_ms, e);
+}
+
+int forebay_connect(const struct forebay_connect_options *options, struct forebay_session **ret)
+{
+	struct forebay_connect_options own;
+	struct error e = { 0 };
+
+	pthread_once(&fork_once, watch_forks);
+	int r = fork_watch_result ? fork_watch_result :
+				    api_take(&own, sizeof(own), options, "struct forebay_connect_options", &e);
+	if (r)
+		return api_result(r, &e);
+	if (own.threads > COPY_THREADS_MAX || own.timeout_ms < 0)
+		return api_fail(-EINVAL, "connect: %u threads and %d ms; at most %d threads, and no negative time",
+				own.threads, own.timeout_ms, COPY_THREADS_MAX);
+	struct forebay_session *session = session_new(socket_path(&own));
+	if (!session)
+		return api_fail(-ENOMEM, "no memory for a session");
+	r = connect_session(session, &own, &e);
+	if (r) {
+		forebay_disconnect(session);
+		return api_result(r, &e);
+	}
+	*ret = session;
+	return 0;
+}
+
+/* Sends what is waiting, within reason. */
+static void drain(struct forebay_session *session)
+{
+	for (int left_ms = LAST_WORDS_MS; left_ms > 0 && !send_all(session); left_ms -= 10) {
+		struct pollfd fd = { .fd = session->socket, .events = POLLOUT };
+
+		pthread_mutex_unlock(&session->lock);
+		poll(&fd, 1, 10);
+		pthread_mutex_lock(&session->lock);
+	}
+}
+
+static bool no_work_runs(const void *arg)
+{
+	return !core_n_running(arg);
+}
+
+static void stop_threads(struct forebay_session *session)
+{
+	pthread_mutex_lock(&session->lock);
+	session->stopping = true;
+	rouse_byte_thread(session);
+	pthread_cond_broadcast(&session->more_work);
+	pthread_mutex_unlock(&session->lock);
+	if (session->byte_thread_runs)
+		pthread_join(session->byte_thread, NULL);
+	for (unsigned i = 0; i < session->n_copy_threads; i++)
+		pthread_join(session->copy_threads[i], NULL);
+}
+
+void forebay_disconnect(struct forebay_session *session)
+{
+	if (!session || session_enter(session, NULL))
+		return;
+	drain(session);
+	core_lose(session->core, -ECONNABORTED, "the session was disconnected");
+	session_wait_quiet(session, no_work_runs, session->core);
+	pthread_mutex_unlock(&session->lock);
+	stop_threads(session);
+
+	pthread_mutex_lock(&session->lock);
+	socket_unmap_arenas(session);
+	if (session->socket >= 0)
+		close(session->socket);
+	if (session->wake >= 0)
+		close(session->wake);
+	session->socket = session->wake = -1;
+	pthread_mutex_unlock(&session->lock);
+	session_unref(session);
+}
