@@ -217,6 +217,8 @@ def main():
     objects = version()
     for name, raw in objects.items():
         write("pack" if name == "pack" else "record", name, raw)
+    root, items = objects["root"][64:-32], objects["items"][64:-32]
+    write("version", "version", u32(len(root)) + root + u32(len(items)) + items + objects["blocks"][64:-32])
     # The decoder's number in fuzz/record.c, then a body.
     for number, name in enumerate(("root", "deleted", "slot", "label", "generation", "items")):
         write("record", f"body-{name}", u8(number) + objects[name][64:-32])

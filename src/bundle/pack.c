@@ -72,10 +72,15 @@ struct image {
 
 static const uint8_t zeros[PACK_ALIGN]; /* no gap is longer */
 
-static void image_free(struct image *image)
+static void image_unpin(struct image *image)
 {
 	for (size_t i = 0; image->puts && i < image->n; i++)
 		block_unpin(image->puts[i].block);
+	image->n = 0;
+}
+
+static void image_free(struct image *image)
+{
 	free(image->puts);
 	free(image->vecs);
 	free(image->parts);
@@ -94,6 +99,7 @@ static void image_put(void *held)
 
 	if (!image || --image->refs)
 		return;
+	image_unpin(image);
 	if (!image->upload) {
 		image_free(image);
 		return;
@@ -342,6 +348,20 @@ static int begin(struct bundles *bundles, struct image *image, const char *key, 
 	return r;
 }
 
+/* Without parts under way the upload is given back before the caller goes on; else by the last of them. */
+static void give_up(struct bundles *bundles, struct image *image, const char *key)
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = NULL;
+
+	if (!image->upload || image->refs > 1)
+		return;
+	call = image_call(image, BACKEND_ABORT, key);
+	if (!call)
+		return;
+	call->req.upload = TAKE(image->upload);
+	(void)backend_call_run(bundles->backend, &call, env_in_ms(bundles->env, SETTLE_MS), NULL);
+}
+
 /* The save id in "t/.../p/<save>-<node>-<k>". */
 static int save_of_key(const char *key, uint64_t *ret)
 {
@@ -375,5 +395,8 @@ int pack_write(struct bundles *bundles, const char *key, const struct pack_put *
 	r = begin(bundles, image, key, deadline_ns, e);
 	if (!r)
 		r = write_parts(bundles, &writer, e);
-	return r ? r : commit(bundles, image, key, deadline_ns, e);
+	if (!r)
+		return commit(bundles, image, key, deadline_ns, e);
+	give_up(bundles, image, key);
+	return r;
 }

@@ -79,11 +79,12 @@ struct digest record_digest(struct view object);
 /* ---- bodies, elements and index rows: fields in their order -------------------------------------------------------- */
 
 /* clang-format off: tables */
-#define REC_root(F)                                                                                 \
-	F(str, tenant)                                                                              \
-	F(str, bundle)                                                                              \
-	F(u64, step) F(u64, parent) F(u64, n_items) F(u64, n_pieces) F(u64, n_blocks) F(u64, bytes) \
-		F(u64, stored_bytes) F(list, attributes) F(list, packs) F(list, segments)
+#define REC_root(F)                                                                                         \
+	F(str, tenant)                                                                                      \
+	F(str, bundle)                                                                                      \
+	F(u64, step)                                                                                        \
+	F(u64, parent) F(u64, n_items) F(u64, n_pieces) F(u64, n_blocks) F(u64, bytes) F(u64, stored_bytes) \
+		F(list, attributes) F(list, packs) F(list, segments)
 #define REC_tombstone(F)  F(str, tenant) F(str, bundle) F(u32, reason) F(list, packs) F(list, segments)
 #define REC_slot(F)	  F(str, tenant) F(str, bundle) F(u64, parent) F(str, node)
 #define REC_label(F)	  F(str, tenant) F(str, bundle) F(str, label) F(u64, number)
@@ -108,8 +109,9 @@ struct digest record_digest(struct view object);
 #define RECORD_BODIES(X)                                                                                            \
 	X(rec_root, REC_root)                                                                                       \
 	X(rec_tombstone, REC_tombstone)                                                                             \
-	X(rec_slot, REC_slot) X(rec_label, REC_label) X(rec_generation, REC_generation) X(rec_items, REC_items)     \
-		X(row_bundle, ROW_bundle) X(row_version, ROW_version) X(row_slot, ROW_slot) X(row_label, ROW_label) \
+	X(rec_slot, REC_slot)                                                                                       \
+	X(rec_label, REC_label) X(rec_generation, REC_generation) X(rec_items, REC_items) X(row_bundle, ROW_bundle) \
+		X(row_version, ROW_version) X(row_slot, ROW_slot) X(row_label, ROW_label)                           \
 			X(row_generation, ROW_generation)
 #define RECORD_ELEMENTS(X) \
 	X(rec_pack, REC_pack) X(rec_segment, REC_segment) X(rec_item, REC_item) X(rec_piece, REC_piece)

@@ -1,0 +1,212 @@
+/* bundle/rebuild_test.c: an index made from the store alone says what the lost one said. */
+#include "bundle/bundle.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "bundle/shelf_suite.h"
+
+static uint64_t deadline(struct shelf *shelf)
+{
+	return bed_deadline(shelf->bed);
+}
+
+static void move_label(struct shelf *shelf, const char *bundle, const char *label, uint64_t number)
+{
+	struct error e;
+
+	EXPECT_CALL(label_set(shelf->bundles, tenant(), view_str(bundle), view_str(label), UINT64_MAX, number,
+			      deadline(shelf), &e),
+		    0, &e);
+}
+
+static void delete_version(struct shelf *shelf, const char *bundle, uint64_t number)
+{
+	struct error e;
+
+	EXPECT_CALL(version_delete(shelf->bundles, tenant(), view_str(bundle), number, deadline(shelf), &e), 0, &e);
+}
+
+/* A save that goes as far as step @steps: 1 slot, 2 packs, 3 segments, 4 root. */
+static void cut_save(struct shelf *shelf, const char *bundle, uint64_t seed, int steps)
+{
+	_cleanup_(save_fini) struct save save;
+
+	save_begin(&save, shelf, bundle, seed);
+	if (steps > 1)
+		save_packs(&save);
+	if (steps > 2)
+		save_segments(&save);
+	if (steps > 3)
+		save_root(&save);
+}
+
+static void cut_deletion(struct shelf *shelf, const char *bundle, uint64_t number, int steps)
+{
+	struct place place;
+	struct error e;
+
+	EXPECT_CALL(place_init(tenant(), view_str(bundle), &place, &e), 0, &e);
+	EXPECT_CALL(delete_begin(shelf->bundles, &place, number, deadline(shelf), &e), 0, &e);
+	if (steps > 1)
+		EXPECT_CALL(delete_root(shelf->bundles, &place, number, deadline(shelf), &e), 0, &e);
+}
+
+/* Everything that can lie in a store. */
+static void make_history(struct shelf *shelf)
+{
+	for (uint64_t seed = 1; seed <= 4; seed++)
+		shelf_save(shelf, "models/m", seed);
+	move_label(shelf, "models/m", "prod", 1);
+	move_label(shelf, "models/m", "prod", 3);
+	move_label(shelf, "models/m", "best/f1", 2);
+	move_label(shelf, "models/m", "old", 1);
+	move_label(shelf, "models/m", "old", 0);
+	delete_version(shelf, "models/m", 1);
+	for (int steps = 1; steps <= 4; steps++)
+		cut_save(shelf, "ckpt", 20 + (uint64_t)steps, steps);
+	shelf_save(shelf, "ckpt", 30);
+	shelf_save(shelf, "ckpt", 31);
+	shelf_save(shelf, "ckpt", 32);
+	cut_deletion(shelf, "ckpt", 6, 1);
+	cut_deletion(shelf, "ckpt", 7, 2);
+	shelf_save(shelf, "gone", 40);
+	delete_version(shelf, "gone", 1);
+	cut_save(shelf, "never", 41, 3);
+}
+
+static void expect_same(const struct buf *a, const struct buf *b)
+{
+	if (!view_equal(view_buf(a), view_buf(b))) {
+		fprintf(stderr, "listings differ:\n%s---\n%s", (char *)a->ptr, (char *)b->ptr);
+		abort();
+	}
+}
+
+static void rebuild(struct shelf *shelf, struct rebuild_counts *ret)
+{
+	struct error e;
+
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), ret, &e), 0, &e);
+}
+
+static void a_rebuilt_index_lists_what_the_old_one_did(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
+	struct rebuild_counts counts = { 0 };
+	uint32_t generation = cluster_generation(shelf->bundles->cluster);
+
+	make_history(shelf);
+	shelf_listing(other, &before);
+	EXPECT(strstr((char *)before.ptr, "ckpt n=2 latest=5\n"));
+	EXPECT(strstr((char *)before.ptr, "models/m n=3 latest=4\n"));
+	EXPECT(strstr((char *)before.ptr, "  prod=3\n") && strstr((char *)before.ptr, "  best/f1=2\n"));
+	EXPECT(!strstr((char *)before.ptr, "old") && !strstr((char *)before.ptr, "gone") &&
+	       !strstr((char *)before.ptr, "never"));
+
+	for (uint32_t i = 1; i <= 2; i++) { /* and again */
+		rebuild(shelf, &counts);
+		EXPECT_INT(counts.bundles, 2);
+		EXPECT_INT(counts.versions, 5);
+		EXPECT_INT(counts.labels, 2);
+		EXPECT_INT(counts.generation, generation + i);
+		EXPECT_INT(cluster_generation(shelf->bundles->cluster), generation + i);
+		shelf_listing(shelf, &after);
+		expect_same(&before, &after);
+	}
+	EXPECT_INT(shelf_compare(other, "models/m", "prod", 3), 0);
+	EXPECT_INT(shelf_compare(shelf, "ckpt", "4", 24), 0);
+}
+
+static void numbers_and_moves_go_on_after_a_rebuild(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct rebuild_counts counts;
+
+	make_history(shelf);
+	rebuild(shelf, &counts);
+	EXPECT_INT(shelf_save(shelf, "ckpt", 50), 8);
+	EXPECT_INT(shelf_save(shelf, "gone", 51), 2);
+	EXPECT_INT(shelf_save(shelf, "never", 52), 2);
+	move_label(shelf, "models/m", "old", 4);
+	move_label(shelf, "models/m", "prod", 2);
+	EXPECT_INT(shelf_compare(other, "models/m", "old", 4), 0);
+	EXPECT_INT(shelf_compare(other, "models/m", "prod", 2), 0);
+}
+
+static void a_save_that_was_open_is_burned_by_a_rebuild(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(save_fini) struct save save;
+	struct rebuild_counts counts;
+
+	save_begin(&save, shelf, "ckpt", 1);
+	save_packs(&save);
+	rebuild(other, &counts);
+	EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, NULL, deadline(shelf), e), -ERR_ESTALEEPOCH,
+		    e);
+	EXPECT_INT(shelf_save(shelf, "ckpt", 2), 2);
+}
+
+static void the_engine_may_be_lost_whole(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
+	struct bed *bed = shelf->bed;
+	struct rebuild_counts counts;
+	char path[128];
+
+	make_history(shelf);
+	shelf_listing(other, &before);
+	shelf_close(shelf);
+	shelf_close(other);
+	for (int i = BED_NODES - 1; i >= 0; i--)
+		bed_stop(bed, i);
+	meta_free(bed->meta);
+	snprintf(path, sizeof(path), "%s/meta-2", bed->dir);
+	EXPECT_CALL(meta_lmdb_open(bed->env, path, &bed->meta, e), 0, e);
+
+	struct bed_node *node = &bed->nodes[0];
+	EXPECT_CALL(pool_new(bed->env, BED_POOL_BYTES, BED_POOL_BYTES, &node->pool, e), 0, e);
+	node->cluster = bed_new(bed, 0, "bed", e);
+	EXPECT_CALL(cluster_join(node->cluster, bed_deadline(bed), e), -ERR_EREBUILD, e);
+	*shelf = shelf_open(bed, 0);
+	rebuild(shelf, &counts);
+	EXPECT_CALL(cluster_join(node->cluster, bed_deadline(bed), e), 0, e);
+	shelf_listing(shelf, &after);
+	expect_same(&before, &after);
+}
+
+static void a_damaged_root_is_named_and_everything_else_is_indexed(struct shelf *shelf, struct shelf *other,
+								   struct error *e)
+{
+	_cleanup_(buf_fini) struct buf listing = { 0 };
+	struct rebuild_counts counts;
+	char path[512];
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, "ckpt", seed);
+	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt/v/00000000000000000002/root", shelf->bed->dir);
+	FILE *f = fopen(path, "r+");
+	EXPECT(f && fseek(f, 100, SEEK_SET) == 0 && fputc('!', f) == '!' && fclose(f) == 0);
+
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	EXPECT(strstr(e->text, "00000000000000000002/root"));
+	EXPECT_INT(counts.versions, 2);
+	shelf_listing(other, &listing);
+	EXPECT(strstr((char *)listing.ptr, "ckpt n=2 latest=3\n"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		SHELF_STORY(a_rebuilt_index_lists_what_the_old_one_did),
+		SHELF_STORY(numbers_and_moves_go_on_after_a_rebuild),
+		SHELF_STORY(a_save_that_was_open_is_burned_by_a_rebuild),
+		SHELF_STORY(the_engine_may_be_lost_whole),
+		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
