@@ -17,7 +17,7 @@
 #define BED_POOL_BYTES (24u << 20) /* of each arena */
 
 struct bed_node {
-	char name[8], domain[8];
+	char name[16], domain[16];
 	struct pool *pool;
 	struct cluster *cluster; /* NULL: not running */
 };

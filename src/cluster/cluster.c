@@ -223,6 +223,7 @@ void cluster_stop(struct cluster *cluster)
 	list_each(node, &cluster->incoming)
 		incoming_end(list_entry(node, struct incoming, link));
 	nursery_fini(&cluster->nursery);
+	meta_peer_stop(cluster);
 	while (!is_quiet(cluster))
 		wait_at_shielded(&cluster->quiet, env_in_ms(cluster->env, QUIET_MS));
 }

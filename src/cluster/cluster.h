@@ -56,7 +56,8 @@ int cluster_new(struct env *env, const struct cluster_options *options, struct c
 /* Joins: reads or makes the generation, writes the own record, starts the heartbeats. Waits. -ERR_EREBUILD when the engine is
  * empty or of an older generation than the store. */
 int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
-void cluster_stop(struct cluster *cluster); /* waits: no more calls in or out */
+void cluster_stop(
+	struct cluster *cluster); /* waits, shielded, for its own fibers: then there are no more calls in or out */
 void cluster_free(struct cluster *cluster); /* accepts NULL; stopped, or never joined and never called */
 
 struct meta *cluster_meta(struct cluster *cluster); /* embedded or remote */
@@ -81,7 +82,10 @@ int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadli
 int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n,
 		  struct error *e);
 
-/* Told once, on the loop, when a peer is noticed to be down or to be another incarnation. */
+/*
+ * Told once, on the loop, when a peer is noticed to be down or to be another incarnation. Noticed are peers that this node has
+ * called: it keeps a connection to them from then on. One that broke is dialled again first, so a cut is not told.
+ */
 struct peer_watch {
 	struct list link;
 	void (*down)(struct peer_watch *watch, const char *node);
@@ -114,7 +118,7 @@ void cluster_serve(struct cluster *cluster, enum msg_type type, cluster_serve_fn
  */
 int cluster_fetch(struct cluster *cluster, const char *node, const struct digest *digest, uint32_t bytes,
 		  uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e);
-/* Finds a block for a peer, pinned, or fails (-ENOENT); may wait up to @wait_ms for one under way. Given by store/. */
+/* Finds a block for a peer, pinned, or fails (-ENOENT); may wait up to @wait_ms for one under way. Given by store/; NULL: none. */
 void cluster_serve_blocks(struct cluster *cluster,
 			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret),
 			  void *arg);

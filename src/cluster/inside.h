@@ -127,6 +127,7 @@ int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error 
 
 /* ---- meta through a peer (meta_peer.c) ---- */
 int meta_peer_open(struct cluster *cluster, const char *address, struct error *e);
+void meta_peer_stop(struct cluster *cluster); /* answers what could not be sent */
 int meta_serve(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 	       struct error *e);
 

@@ -46,9 +46,8 @@ static int remote_run(void *arg)
 	return 0;
 }
 
-static void unsent_answer(struct task *task)
+void meta_peer_stop(struct cluster *cluster)
 {
-	struct cluster *cluster = container_of(task, struct cluster, unsent_task);
 	struct list *node;
 
 	while ((node = list_pop(&cluster->unsent))) {
@@ -58,6 +57,11 @@ static void unsent_answer(struct task *task)
 		error_set(&req->error, r, "the meta engine cannot be asked: %s", error_meaning(r));
 		meta_remote_answer(req, r, (struct view){ 0 });
 	}
+}
+
+static void unsent_answer(struct task *task)
+{
+	meta_peer_stop(container_of(task, struct cluster, unsent_task));
 }
 
 static void remote_send(void *arg, struct meta_req *req)

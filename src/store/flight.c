@@ -301,6 +301,8 @@ int flight_add(struct flight *flight, const struct block_ref *ref, const char *n
 		return error_set(e, -EINVAL,
 				 "a block of %" PRIu32 " bytes is asked for with the digest of one of %" PRIu32,
 				 ref->bytes, flight->bytes);
+	if (node && !strcmp(node, cluster_node(flight->store->cluster)))
+		node = NULL; /* the own pool has been looked at, and the flight would wait for itself */
 	int r = source_add(flight, SOURCE_PEER, node, 0, wait_ms);
 	if (!r)
 		r = source_add(flight, SOURCE_BACKEND, ref->key, ref->pack_offset, 0);
