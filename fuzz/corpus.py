@@ -169,10 +169,10 @@ def pack():
 
 def segments(offsets):
     items = listed(
-        text("loader") + text("bytes") + u32(8) + box([0], [7]) + listed(box([0], [7]) + u64(2) + u32(1)),
+        text("loader") + text("bytes") + u32(8) + box([0], [7]) + listed(box([0], [7]) + u64(0) + u32(1)),
         text("w.0") + text("float16") + u32(16) + box([0, 0], [2, 32881]) +
-        listed(box([0, 0], [1, 32881]) + u64(0) + u32(1), box([1, 0], [1, 32881]) + u64(1) + u32(1)))
-    blocks = entry(BIG, 0, offsets[0]) + hole(len(BIG)) + entry(SMALL, 0, offsets[1])
+        listed(box([0, 0], [1, 32881]) + u64(1) + u32(1), box([1, 0], [1, 32881]) + u64(2) + u32(1)))
+    blocks = entry(SMALL, 0, offsets[1]) + entry(BIG, 0, offsets[0]) + hole(len(BIG))
     return record(6, items, 4), record(7, blocks, 4)
 
 

@@ -56,7 +56,8 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 /*
  * Writes segments, root and index entry for @version (its packs are durable already). 0: published and indexed;
  * -ERR_EUNINDEXED: published, the index entry is missing (it is mended by the next open, label or list of the bundle);
- * -ERR_ESTALEEPOCH: somebody else settled the slot (burned it). Time-outs and collisions are settled by reading the root.
+ * -ERR_ESTALEEPOCH: somebody else settled the slot (burned it). Time-outs and collisions are settled by putting the root again and
+ * reading it; after any other failure slot_burn() tells whether it was published (-EEXIST).
  */
 int slot_publish(struct bundles *bundles, const struct slot *slot, struct version *version, const struct fence *fence,
 		 uint64_t deadline_ns, struct error *e);
@@ -129,7 +130,8 @@ int bundle_verify(struct bundles *bundles, struct view tenant, struct view bundl
 
 /*
  * Builds the index anew from the backend alone: raises the generation, burns slots without a root, indexes every root, takes the
- * highest move of each label. Repeatable at any point.
+ * highest move of each label. Repeatable at any point; the cluster need not have been joined. -ERR_EDAMAGED naming the first damaged
+ * object: it was left out, everything else is indexed, @ret is filled.
  */
 struct rebuild_counts {
 	uint64_t bundles, versions, labels;

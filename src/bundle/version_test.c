@@ -160,6 +160,44 @@ static void an_item_with_more_pieces_than_a_segment_holds_is_refused(void **stat
 	assert_non_null(strstr(e.text, "item-0000000"));
 }
 
+static struct buf golden(const char *name)
+{
+	char path[128];
+	struct buf file = { 0 };
+	uint8_t bytes[4096];
+
+	snprintf(path, sizeof(path), "fuzz/corpus/record/golden-%s", name);
+	FILE *f = fopen(path, "rb");
+	assert_non_null(f);
+	size_t n = fread(bytes, 1, sizeof(bytes), f);
+	fclose(f);
+	assert_int_equal(buf_append(&file, bytes, n), 0);
+	return file;
+}
+
+static void the_pages_example_is_a_version(void **state)
+{
+	_cleanup_(buf_fini) struct buf object = golden("root"), items = golden("items"), blocks = golden("blocks");
+	_cleanup_(cleanup_version_put) struct version *v = version_new();
+	struct rec_segment segment;
+	struct record_head head;
+	struct rec_root root;
+	struct place at;
+	struct view body;
+
+	assert_int_equal(place_init(view_str("local"), view_str("ckpt/llama"), &at, NULL), 0);
+	assert_int_equal(record_open_as(view_buf(&object), RECORD_ROOT, &head, &body, NULL), 0);
+	assert_int_equal(rec_root_decode(body, &root), 0);
+	assert_int_equal(version_set_root(v, &at, &head, &root, NULL), 0);
+	assert_int_equal(rec_segment_next(&root.segments, &segment), 0);
+	assert_int_equal(version_add_segment(v, &segment, view_buf(&items), NULL), 0);
+	assert_int_equal(rec_segment_next(&root.segments, &segment), 0);
+	assert_int_equal(version_add_segment(v, &segment, view_buf(&blocks), NULL), 0);
+	assert_int_equal(version_finish(v, &root, NULL), 0);
+	assert_true(v->number == 4 && v->step == 1200 && v->n_items == 2);
+	assert_true(view_equal(v->items[1].dtype, view_str("float16")));
+}
+
 /* ---- rules: each breaks one ---- */
 
 static void shift_first_block(struct version *v)
@@ -319,6 +357,7 @@ int main(void)
 		cmocka_unit_test(a_version_comes_back_from_its_segments),
 		cmocka_unit_test(a_large_version_is_cut_into_segments_of_16_mib),
 		cmocka_unit_test(an_item_with_more_pieces_than_a_segment_holds_is_refused),
+		cmocka_unit_test(the_pages_example_is_a_version),
 		cmocka_unit_test(a_version_that_breaks_a_rule_is_refused_with_the_reason),
 		cmocka_unit_test(big_blocks_come_first_at_4_kib_and_small_ones_at_64_bytes),
 		cmocka_unit_test(layouts_never_overlap_and_waste_little),

@@ -135,11 +135,11 @@ static void an_items_segment_has_the_bytes_of_the_table(void **state)
 	_cleanup_(list_buf_fini) struct list_buf items = { 0 };
 	const struct box seven = { .ndim = 1, .count = { 7 } };
 	const struct box whole = { .ndim = 2, .count = { 2, BIG_BYTES / 2 } };
-	const struct rec_piece loader = { .box = seven, .first_block = 2, .n_blocks = 1 };
+	const struct rec_piece loader = { .box = seven, .first_block = 0, .n_blocks = 1 };
 	const struct rec_piece rows[] = {
-		{ .box = { .ndim = 2, .count = { 1, BIG_BYTES / 2 } }, .first_block = 0, .n_blocks = 1 },
+		{ .box = { .ndim = 2, .count = { 1, BIG_BYTES / 2 } }, .first_block = 1, .n_blocks = 1 },
 		{ .box = { .ndim = 2, .start = { 1, 0 }, .count = { 1, BIG_BYTES / 2 } },
-		  .first_block = 1,
+		  .first_block = 2,
 		  .n_blocks = 1 },
 	};
 
@@ -162,6 +162,10 @@ static void a_blocks_segment_has_the_bytes_of_the_table(void **state)
 {
 	_cleanup_(cleanup_mem) uint8_t *big = big_bytes();
 	const struct block_entry entries[] = {
+		{ .digest = digest_of("forebay", 7),
+		  .offset = 4096 + (BIG_BYTES + 63) / 64 * 64,
+		  .bytes = 7,
+		  .crc = crc32c(0, "forebay", 7) },
 		{ .digest = digest_of(big, BIG_BYTES),
 		  .offset = 4096,
 		  .bytes = BIG_BYTES,
@@ -170,10 +174,6 @@ static void a_blocks_segment_has_the_bytes_of_the_table(void **state)
 		  .bytes = BIG_BYTES,
 		  .hole = true,
 		  .crc = 7 }, /* digest and CRC are not written */
-		{ .digest = digest_of("forebay", 7),
-		  .offset = 4096 + (BIG_BYTES + 63) / 64 * 64,
-		  .bytes = 7,
-		  .crc = crc32c(0, "forebay", 7) },
 	};
 	struct block_rec recs[3];
 
