@@ -1,0 +1,279 @@
+#include "daemon/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/cleanup.h"
+#include "base/log.h"
+
+#define NAME_MAX_BYTES 63
+#define WORKERS_MAX    64
+#define POOL_MIN_BYTES (UINT64_C(4) << 20)
+
+const struct config_entry config_entries[] = {
+#define X(name, kind, value, help) { #name, value, help },
+	CONFIG_TABLE(X)
+#undef X
+		{ NULL, NULL, NULL },
+};
+
+/* ---- one value of each kind ------------------------------------------------------------------------------------------- */
+
+static int parse_TEXT(const char *text, char **ret, const char **ret_allowed)
+{
+	char *copy = strdup(text);
+
+	*ret_allowed = "text";
+	if (!copy)
+		return -ENOMEM;
+	free(*ret);
+	*ret = copy;
+	return 0;
+}
+
+static int parse_SIZE(const char *text, uint64_t *ret, const char **ret_allowed)
+{
+	static const char units[] = "KMGT";
+	char *end;
+
+	*ret_allowed = "a number of bytes, or one with K, M, G or T (powers of 1024)";
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	errno = 0;
+	uint64_t value = strtoull(text, &end, 10);
+	const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+	unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+
+	if (errno || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
+		return -EINVAL;
+	*ret = value << shift;
+	return 0;
+}
+
+static int parse_COUNT(const char *text, uint64_t *ret, const char **ret_allowed)
+{
+	char *end;
+
+	*ret_allowed = "a number up to 64";
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	errno = 0;
+	uint64_t value = strtoull(text, &end, 10);
+	if (errno || *end || value > WORKERS_MAX)
+		return -EINVAL;
+	*ret = value;
+	return 0;
+}
+
+static int parse_LEVEL(const char *text, uint64_t *ret, const char **ret_allowed)
+{
+	static const char *const
+		levels[] = { [LOG_ERROR] = "error", [LOG_WARN] = "warn", [LOG_INFO] = "info", [LOG_DEBUG] = "debug" };
+
+	*ret_allowed = "error, warn, info or debug";
+	for (size_t i = 0; i < ARRAY_LEN(levels); i++) {
+		if (!strcmp(text, levels[i])) {
+			*ret = i;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+int config_set(struct config *config, const char *name, const char *value, struct error *e)
+{
+	const char *allowed = "";
+	int r = -ENOENT;
+
+	if (strlen(value) > CONFIG_TEXT_MAX)
+		return error_set(e, -EINVAL, "%s: more than %d bytes", name, CONFIG_TEXT_MAX);
+#define X(setting, kind, value_unused, help)         \
+	if (r == -ENOENT && !strcmp(name, #setting)) \
+		r = parse_##kind(value, &config->setting, &allowed);
+	CONFIG_TABLE(X)
+#undef X
+	if (r == -ENOENT) {
+		_cleanup_(cleanup_mem) char *names = NULL;
+		size_t size = 0;
+		FILE *list = open_memstream(&names, &size);
+
+		for (const struct config_entry *entry = config_entries; list && entry->name; entry++)
+			fprintf(list, "%s%s", entry == config_entries ? "" : ", ", entry->name);
+		if (list)
+			fclose(list);
+		return error_set(e, -EINVAL, "there is no setting \"%s\"; there are %s", name, names ? names : "");
+	}
+	if (r == -EINVAL)
+		return error_set(e, r, "%s: \"%s\" is not allowed; it must be %s", name, value, allowed);
+	return r;
+}
+
+int config_init(struct config *config)
+{
+	int r = 0;
+
+	memset(config, 0, sizeof(*config));
+	for (const struct config_entry *entry = config_entries; !r && entry->name; entry++)
+		r = config_set(config, entry->name, entry->value, NULL);
+	return r;
+}
+
+static void free_TEXT(char **text)
+{
+	free(*text);
+	*text = NULL;
+}
+
+static void free_SIZE(uint64_t *value)
+{
+	*value = 0;
+}
+
+#define free_COUNT free_SIZE
+#define free_LEVEL free_SIZE
+
+void config_fini(struct config *config)
+{
+#define X(name, kind, value, help) free_##kind(&config->name);
+	CONFIG_TABLE(X)
+#undef X
+}
+
+/* ---- the file ----------------------------------------------------------------------------------------------------------- */
+
+struct reading {
+	struct config *config;
+	FILE *file;
+	int line; /* inih tells no line numbers to its handler: we count as it reads */
+	int failed_line;
+	struct error error;
+};
+
+static char *read_line(char *out, int size, void *arg)
+{
+	struct reading *reading = arg;
+	char *line = fgets(out, size, reading->file);
+
+	if (line)
+		reading->line++;
+	return line;
+}
+
+static int take_setting(void *arg, const char *section, const char *name, const char *value)
+{
+	struct reading *reading = arg;
+	int r = 0;
+
+	if (reading->failed_line)
+		return 0;
+	if (*section && strcmp(section, "forebayd") != 0)
+		r = error_set(&reading->error, -EINVAL, "section [%s] is not known; there is only [forebayd]", section);
+	if (!r)
+		r = config_set(reading->config, name, value ? value : "", &reading->error);
+	if (r)
+		reading->failed_line = reading->line;
+	return !r;
+}
+
+int config_read(struct config *config, const char *path, struct error *e)
+{
+	struct reading reading = { .config = config, .file = fopen(path, "re") };
+
+	if (!reading.file)
+		return error_set(e, -errno, "%s: %s", path, strerror(errno));
+	int bad_line = ini_parse_stream(read_line, &reading, take_setting, &reading);
+	bool unread = ferror(reading.file);
+	fclose(reading.file);
+
+	if (reading.failed_line)
+		return error_set(e, reading.error.code, "%s:%d: %s", path, reading.failed_line, reading.error.text);
+	if (bad_line > 0)
+		return error_set(e, -EINVAL, "%s:%d: not a line of the form \"name = value\"", path, bad_line);
+	if (bad_line < 0 || unread)
+		return error_set(e, -EIO, "%s: it could not be read", path);
+	return 0;
+}
+
+/* ---- what belongs together ---------------------------------------------------------------------------------------------- */
+
+static int check_name(const char *setting, const char *name, struct error *e)
+{
+	size_t len = strlen(name);
+	bool good = len && len <= NAME_MAX_BYTES;
+
+	for (size_t i = 0; good && i < len; i++)
+		good = isalnum((unsigned char)name[i]) || strchr("._-", name[i]);
+	if (good && name[0] != '.')
+		return 0;
+	return error_set(
+		e, -EINVAL,
+		"%s: \"%s\" is not allowed; it must be 1 to %d letters, digits, '.', '_' or '-', not beginning with '.'",
+		setting, name, NAME_MAX_BYTES);
+}
+
+static int begins(const char *text, const char *prefix)
+{
+	return !strncmp(text, prefix, strlen(prefix)) && text[strlen(prefix)];
+}
+
+static int fill_in(struct config *config)
+{
+	char host[256];
+
+	if (!*config->node) {
+		if (gethostname(host, sizeof(host)))
+			return -errno;
+		host[sizeof(host) - 1] = 0;
+		free(config->node);
+		config->node = strdup(host);
+	}
+	if (config->node && !*config->domain) {
+		free(config->domain);
+		config->domain = strdup(config->node);
+	}
+	if (!config->workers) {
+		long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+		config->workers = cores < 2 ? 2 : cores > 16 ? 16 : (uint64_t)cores;
+	}
+	return config->node && config->domain ? 0 : -ENOMEM;
+}
+
+int config_check(struct config *config, struct error *e)
+{
+	int r = fill_in(config);
+
+	if (!r)
+		r = check_name("node", config->node, e);
+	if (!r)
+		r = check_name("domain", config->domain, e);
+	if (!r)
+		r = check_name("cluster", config->cluster, e);
+	if (!r)
+		r = check_name("tenant", config->tenant, e);
+	if (r)
+		return r;
+	if (!begins(config->store, "dir:"))
+		return error_set(e, -EINVAL, "store: \"%s\" is not allowed; it must be dir:PATH", config->store);
+	if (!begins(config->meta, "lmdb:") && !begins(config->meta, "tcp:"))
+		return error_set(
+			e, -EINVAL,
+			"meta: \"%s\" is not allowed; it must be lmdb:PATH, or tcp:ADDRESS:PORT of the node that has it",
+			config->meta);
+	if (!begins(config->listen, "tcp:"))
+		return error_set(e, -EINVAL, "listen: \"%s\" is not allowed; it must be tcp:ADDRESS:PORT",
+				 config->listen);
+	if (!*config->socket)
+		return error_set(e, -EINVAL, "socket: a path is needed");
+	if (config->pool < POOL_MIN_BYTES)
+		return error_set(e, -EINVAL, "pool: %llu bytes are too few; at least %llu",
+				 (unsigned long long)config->pool, (unsigned long long)POOL_MIN_BYTES);
+	return 0;
+}

@@ -1,0 +1,173 @@
+#include "daemon/daemon.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "bundle/bundle.h"
+#include "cluster/cluster.h"
+#include "door/native.h"
+#include "env/fiber.h"
+#include "group/group.h"
+#include "pool/pool.h"
+#include "store/store.h"
+
+#define JOIN_ATTEMPT_MS	   5000
+#define JOIN_RETRY_MS	   200
+#define REBUILD_TIMEOUT_MS 3600000
+
+struct daemon {
+	struct env *env;
+	struct backend *backend;
+	struct meta *meta;
+	struct pool *pool;
+	struct cluster *cluster;
+	struct store *store;
+	struct bundles *bundles;
+	struct groups *groups;
+	struct door_native *door;
+	struct nursery flows;
+	bool joined, rebuild;
+	struct error why; /* not joined yet */
+};
+
+int daemon_ready(const struct daemon *daemon, struct error *e)
+{
+	if (daemon->joined)
+		return 0;
+	return error_set(e, daemon->why.code ? daemon->why.code : -EAGAIN,
+			 "this node has not joined its cluster yet: %s",
+			 daemon->why.code ? daemon->why.text : "it is just starting");
+}
+
+static int door_ready(void *arg, struct error *e)
+{
+	return daemon_ready(arg, e);
+}
+
+static int rebuild_first(struct daemon *daemon)
+{
+	struct rebuild_counts counts;
+	int r = bundles_rebuild(daemon->bundles, env_in_ms(daemon->env, REBUILD_TIMEOUT_MS), &counts, &daemon->why);
+
+	if (!r)
+		daemon->rebuild = false;
+	return r;
+}
+
+/* Tries until it has joined: the node with the engine may start later, or its index may have to be rebuilt first. */
+static int join(void *arg)
+{
+	struct daemon *daemon = arg;
+	int last = 0;
+
+	for (;;) {
+		memset(&daemon->why, 0, sizeof(daemon->why));
+		int r = daemon->rebuild ? rebuild_first(daemon) : 0;
+
+		if (!r)
+			r = cluster_join(daemon->cluster, env_in_ms(daemon->env, JOIN_ATTEMPT_MS), &daemon->why);
+		if (!r)
+			break;
+		if (r == -ECANCELED)
+			return r;
+		if (!daemon->why.code)
+			(void)error_set(&daemon->why, r, "%s", error_meaning(r));
+		if (r != last)
+			logm(LOG_WARN, "daemon.not-joined", "words=\"%s\"", daemon->why.text);
+		last = r;
+		r = fiber_sleep_until(env_in_ms(daemon->env, JOIN_RETRY_MS));
+		if (r)
+			return r;
+	}
+	daemon->joined = true;
+	logm(LOG_INFO, "daemon.joined", "node=%s address=%s generation=%u", cluster_node(daemon->cluster),
+	     cluster_address(daemon->cluster), cluster_generation(daemon->cluster));
+	return 0;
+}
+
+static int open_rooms(struct daemon *daemon, const struct daemon_options *options, struct error *e)
+{
+	struct cluster_options cluster = { .node = options->node,
+					   .domain = options->domain,
+					   .listen = options->listen,
+					   .cluster_id = options->cluster,
+					   .meta = daemon->meta,
+					   .meta_address = options->meta_address,
+					   .backend = daemon->backend,
+					   .store_rate = options->store_rate };
+	struct door_native_options door = { .socket = options->socket,
+					    .tenant = options->tenant,
+					    .ready = door_ready,
+					    .arg = daemon };
+	int r = pool_new(daemon->env, options->pool_bytes / 2, options->pool_bytes / 2, &daemon->pool, e);
+
+	if (r)
+		return r;
+	cluster.pool = daemon->pool;
+	r = cluster_new(daemon->env, &cluster, &daemon->cluster, e);
+	if (!r)
+		r = store_new(daemon->env, daemon->pool, daemon->cluster, daemon->backend, &daemon->store);
+	if (!r)
+		r = bundles_new(daemon->env, daemon->cluster, daemon->store, daemon->backend, &daemon->bundles);
+	if (!r)
+		r = groups_new(daemon->env, daemon->cluster, daemon->store, daemon->bundles, &daemon->groups);
+	if (r)
+		return r;
+	door.cluster = daemon->cluster;
+	door.store = daemon->store;
+	door.bundles = daemon->bundles;
+	door.groups = daemon->groups;
+	r = door_native_new(daemon->env, &door, &daemon->door, e);
+	return r ? r : fiber_start(&daemon->flows, "join", join, daemon);
+}
+
+int daemon_new(struct env *env, const struct daemon_options *options, struct daemon **ret, struct error *e)
+{
+	struct daemon *daemon = calloc(1, sizeof(*daemon));
+
+	if (!daemon) {
+		backend_free(options->backend);
+		meta_free(options->meta);
+		return -ENOMEM;
+	}
+	daemon->env = env;
+	daemon->backend = options->backend;
+	daemon->meta = options->meta;
+	daemon->rebuild = options->rebuild;
+	nursery_init(&daemon->flows, env->loop);
+	*ret = daemon; /* also when it fails: the caller stops and frees it in a fiber */
+	return open_rooms(daemon, options, e);
+}
+
+void daemon_stop(struct daemon *daemon)
+{
+	nursery_fini(&daemon->flows);
+	if (daemon->door)
+		door_native_stop(daemon->door); /* no new work */
+	if (daemon->groups)
+		groups_stop(daemon->groups);
+	if (daemon->cluster)
+		cluster_stop(daemon->cluster); /* nobody calls any more, nobody is called */
+}
+
+void daemon_free(struct daemon *daemon)
+{
+	if (!daemon)
+		return;
+	door_native_free(daemon->door);
+	groups_free(daemon->groups);
+	bundles_free(daemon->bundles);
+	store_free(daemon->store);
+	cluster_free(daemon->cluster);
+	pool_free(daemon->pool);
+	meta_free(daemon->meta);
+	backend_free(daemon->backend);
+	free(daemon);
+}
+
+const char *daemon_address(const struct daemon *daemon)
+{
+	return cluster_address(daemon->cluster);
+}

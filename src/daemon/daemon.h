@@ -1,0 +1,31 @@
+/*
+ * daemon/daemon.h: one node: wires the rooms together, in order, and takes them down in the reverse order. The same for the real
+ * daemon (main.c) and the simulated ones (sim/).
+ */
+#pragma once
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "env/env.h"
+#include "meta/meta.h"
+
+struct daemon;
+
+struct daemon_options {
+	const char *node, *domain, *cluster, *listen, *socket, *tenant;
+	struct backend *backend;  /* the daemon's from here on, also when daemon_new fails */
+	struct meta *meta;	  /* embedded engine, likewise; NULL: */
+	const char *meta_address; /* of the node that has it */
+	uint64_t pool_bytes, store_rate;
+	bool rebuild; /* make the index again from the store before anything else */
+};
+
+/* Opens everything; what fails names the setting. *ret is set in any case but -ENOMEM, to be stopped and freed. Begins to join the cluster in a fiber of its own; until that has succeeded, clients
+ * are answered why not. */
+int daemon_new(struct env *env, const struct daemon_options *options, struct daemon **ret, struct error *e);
+/* 0: it has joined; else why not yet, in words. */
+int daemon_ready(const struct daemon *daemon, struct error *e);
+/* Waits in a fiber: refuses new clients, ends what is under way. */
+void daemon_stop(struct daemon *daemon);
+void daemon_free(struct daemon *daemon);		 /* accepts NULL; after daemon_stop() */
+const char *daemon_address(const struct daemon *daemon); /* where peers reach it, with the port that it got */

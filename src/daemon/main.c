@@ -1,0 +1,251 @@
+/*
+ * forebayd: the daemon of a node. Reads its settings, opens the real world, runs one daemon until SIGTERM or SIGINT.
+ */
+#include <argp.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/cleanup.h"
+#include "base/log.h"
+#include "base/point.h"
+#include "daemon/config.h"
+#include "daemon/daemon.h"
+#include "env/fiber.h"
+
+#define KEY_CONFIG  'c'
+#define KEY_REBUILD 1
+#define KEY_SETTING 1000 /* + number in config_entries */
+
+struct run {
+	struct config config;
+	bool rebuild;
+	const char *file;
+	struct error error; /* of the command line */
+
+	struct env *env;
+	struct daemon *daemon;
+	struct waitplace stop;
+	struct task stop_task;
+	bool stopping;
+	int result;
+	struct nursery nursery;
+};
+
+/* ---- command line ------------------------------------------------------------------------------------------------------- */
+
+/* Two passes: the file first, then flags over it. */
+static error_t parse_config(int key, char *arg, struct argp_state *state)
+{
+	struct run *run = state->input;
+
+	if (key == KEY_CONFIG)
+		run->file = arg;
+	if (key == ARGP_KEY_ARG)
+		argp_error(state, "there are no arguments, only settings");
+	return 0;
+}
+
+static error_t parse_flags(int key, char *arg, struct argp_state *state)
+{
+	struct run *run = state->input;
+
+	if (key == KEY_REBUILD)
+		run->rebuild = true;
+	if (key >= KEY_SETTING && key < 0x1000000 && !run->error.code)
+		(void)config_set(&run->config, config_entries[key - KEY_SETTING].name, arg, &run->error);
+	return 0;
+}
+
+static int read_settings(struct run *run, int argc, char **argv)
+{
+	static struct argp_option options[64] = {
+		/* static: they are large, and argp keeps pointers */
+		{ "config", KEY_CONFIG, "FILE", 0, "settings, one \"name = value\" a line; flags win over it", 0 },
+		{ "rebuild", KEY_REBUILD, NULL, 0, "make the index again from the store before anything else", 0 },
+	};
+	static char help[32][256];
+	struct argp argp = { options, parse_config, NULL, "Forebay's daemon: one on each node.", NULL, NULL, NULL };
+	int n = 2;
+
+	for (int i = 0; config_entries[i].name; i++) {
+		const struct config_entry *entry = &config_entries[i];
+
+		CHECK(i < 32);
+		snprintf(help[i], sizeof(help[i]), "%s%s%s%s", entry->help, *entry->value ? " (default " : "",
+			 entry->value, *entry->value ? ")" : "");
+		options[n++] = (struct argp_option){ .name = entry->name,
+						     .key = KEY_SETTING + i,
+						     .arg = "VALUE",
+						     .doc = help[i] };
+	}
+	int r = config_init(&run->config);
+	if (r)
+		return error_set(&run->error, r, "%s", strerror(-r));
+	argp_parse(&argp, argc, argv, 0, NULL, run);
+	if (run->file)
+		r = config_read(&run->config, run->file, &run->error);
+	argp.parser = parse_flags;
+	if (!r)
+		argp_parse(&argp, argc, argv, ARGP_SILENT, NULL, run);
+	if (!r)
+		r = run->error.code;
+	return r ? r : config_check(&run->config, &run->error);
+}
+
+/* ---- the run ------------------------------------------------------------------------------------------------------------ */
+
+static void *watch_signals(void *arg)
+{
+	struct run *run = arg;
+	sigset_t set;
+	int number;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	if (!sigwait(&set, &number))
+		loop_post_remote(run->env->loop, &run->stop_task);
+	if (!sigwait(&set, &number))
+		_exit(128 + number); /* a second one ends at once */
+	return NULL;
+}
+
+static void on_stop(struct task *task)
+{
+	struct run *run = container_of(task, struct run, stop_task);
+
+	run->stopping = true;
+	wake_all(&run->stop);
+}
+
+static int open_daemon(struct run *run, struct error *e)
+{
+	const struct config *config = &run->config;
+	bool embedded = !strncmp(config->meta, "lmdb:", 5);
+	struct daemon_options options = { .node = config->node,
+					  .domain = config->domain,
+					  .cluster = config->cluster,
+					  .listen = config->listen,
+					  .socket = config->socket,
+					  .tenant = config->tenant,
+					  .meta_address = embedded ? NULL : config->meta,
+					  .pool_bytes = config->pool,
+					  .store_rate = config->store_rate,
+					  .rebuild = run->rebuild };
+	int r = backend_dir_open(run->env, config->store + strlen("dir:"), false, &options.backend, e);
+
+	if (r)
+		return error_prefix(e, "store");
+	if (embedded)
+		r = meta_lmdb_open(run->env, config->meta + strlen("lmdb:"), &options.meta, e);
+	if (r) {
+		backend_free(options.backend);
+		return error_prefix(e, "meta");
+	}
+	return daemon_new(run->env, &options, &run->daemon, e);
+}
+
+static int live(void *arg)
+{
+	struct run *run = arg;
+	struct error e = { 0 };
+	int r = open_daemon(run, &e);
+
+	if (r) {
+		fprintf(stderr, "forebayd: %s\n", e.code ? e.text : strerror(-r));
+		run->result = 1;
+	} else {
+		logm(LOG_INFO, "daemon.ready", "node=%s socket=%s address=%s pool=%lu", run->config.node,
+		     run->config.socket, daemon_address(run->daemon), (unsigned long)run->config.pool);
+		while (!run->stopping)
+			(void)wait_at(&run->stop, FOREVER);
+		logm(LOG_INFO, "daemon.stopping", "node=%s", run->config.node);
+	}
+	if (run->daemon)
+		daemon_stop(run->daemon);
+	loop_stop(run->env->loop);
+	return 0;
+}
+
+static int run_daemon(struct run *run)
+{
+	struct error e = { 0 };
+	pthread_t signals;
+	sigset_t set;
+	int r;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	pthread_sigmask(SIG_BLOCK, &set, NULL); /* in every thread that follows */
+	r = env_real_new(run->config.node, (unsigned)run->config.workers, &run->env, &e);
+	if (r) {
+		fprintf(stderr, "forebayd: %s\n", e.text);
+		return 1;
+	}
+	waitplace_init(&run->stop);
+	run->stop_task.fn = on_stop;
+	if (pthread_create(&signals, NULL, watch_signals, run)) {
+		fprintf(stderr, "forebayd: no thread for signals\n");
+		return 1;
+	}
+	nursery_init(&run->nursery, run->env->loop);
+	r = fiber_start(&run->nursery, "main", live, run);
+	if (!r)
+		r = loop_run(run->env->loop);
+	if (r) {
+		fprintf(stderr, "forebayd: %s\n", strerror(-r));
+		run->result = 1;
+	}
+	daemon_free(run->daemon);
+	env_real_free(run->env);
+	pthread_cancel(signals);
+	pthread_join(signals, NULL);
+	return run->result;
+}
+
+/* For crash tests: FOREBAY_DIE_AT=POINT ends the process there with SIGKILL, as a power cut to the node would. */
+static int die_at = -1;
+
+static void die_there(enum point point)
+{
+	if ((int)point == die_at)
+		kill(getpid(), SIGKILL);
+}
+
+static int listen_for_death(void)
+{
+	const char *name = getenv("FOREBAY_DIE_AT");
+
+	if (!name)
+		return 0;
+	die_at = point_find(name);
+	if (die_at < 0) {
+		fprintf(stderr, "forebayd: FOREBAY_DIE_AT: there is no point \"%s\"\n", name);
+		return 2;
+	}
+	point_listen(die_there);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static struct run run;
+
+	if (read_settings(&run, argc, argv)) {
+		fprintf(stderr, "forebayd: %s\n", run.error.text);
+		return 2;
+	}
+	if (listen_for_death())
+		return 2;
+	log_setup((enum log_level)run.config.log, NULL, NULL);
+	int result = run_daemon(&run);
+	config_fini(&run.config);
+	return result;
+}
