@@ -243,6 +243,8 @@ static void a_transfer_withdrawn_inside_a_chunk_waits_for_that_chunk(void **stat
 	bed->calling = true;
 	net_unexpect(&to.net);
 	bed->calling = false;
+	for (int i = 0; i < 20; i++)
+		bed_turn(bed);
 	assert_int_equal(to.n_done, 0);
 	raw_write(&raw, model.net.span + 1500, 500);
 	store_le32(crc, crc32c(0, model.net.span + 1000, 1000));
