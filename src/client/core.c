@@ -21,9 +21,9 @@ static void core_move(struct core *core, enum core_state to)
 
 /* ---- futures -------------------------------------------------------------------------------------------------------- */
 
-void core_future_init(struct core_future *future, void (*fn)(struct core_future *future), void *arg)
+void core_future_init(struct core_future *future, void (*fn)(struct core_future *future))
 {
-	*future = (struct core_future){ .fn = fn, .arg = arg };
+	*future = (struct core_future){ .fn = fn };
 	list_init(&future->link);
 }
 

@@ -33,9 +33,9 @@ struct core_future {
 	bool over;
 	struct error error;			/* code 0: success */
 	void (*fn)(struct core_future *future); /* or NULL */
-	void *arg;				/* for fn */
+	void *arg;				/* for fn; set it after core_future_init() or core_call_start() */
 };
-void core_future_init(struct core_future *future, void (*fn)(struct core_future *future), void *arg);
+void core_future_init(struct core_future *future, void (*fn)(struct core_future *future));
 void core_future_forget(struct core_future *future); /* fn is not called any more */
 
 /* ---- the conversation ------------------------------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ struct core_call {
 };
 /* @deadline_ms: how long the daemon may take. 0, -ENOBUFS, -ENOMEM, or why the core was lost. */
 int core_call_start(struct core *core, enum msg_type type, struct view body, uint32_t deadline_ms,
-		    void (*fn)(struct core_future *), void *arg, struct core_call **ret, struct error *e);
+		    void (*fn)(struct core_future *), struct core_call **ret, struct error *e);
 /* Frees it, now or when its reply has come; what a late JOIN or OPEN brings is given back. Accepts NULL. */
 void core_call_drop(struct core_call *call);
 /* A message whose reply says nothing of interest: CLOSE. */

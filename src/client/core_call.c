@@ -60,7 +60,7 @@ static void on_reply(struct request *request, const struct error *e, struct view
 }
 
 int core_call_start(struct core *core, enum msg_type type, struct view body, uint32_t deadline_ms,
-		    void (*fn)(struct core_future *), void *arg, struct core_call **ret, struct error *e)
+		    void (*fn)(struct core_future *), struct core_call **ret, struct error *e)
 {
 	struct held_call *held = calloc(1, sizeof(*held));
 
@@ -69,7 +69,7 @@ int core_call_start(struct core *core, enum msg_type type, struct view body, uin
 	held->request.done = on_reply;
 	held->call.core = core;
 	held->call.type = type;
-	core_future_init(&held->call.future, fn, arg);
+	core_future_init(&held->call.future, fn);
 	list_append(&core->calls, &held->call.link);
 	int r = core_ask(core, &held->request, type, body, deadline_ms, e);
 	if (r) {

@@ -24,7 +24,7 @@ struct forebay_future *future_new(struct forebay_session *session)
 
 	if (!future)
 		return NULL;
-	core_future_init(&future->core, on_over, NULL);
+	core_future_init(&future->core, on_over);
 	future->session = session;
 	future->event = -1;
 	session_ref(session);

@@ -182,9 +182,10 @@ int session_call(struct forebay_session *session, enum msg_type type, const stru
 	int r = session_enter(session, e);
 	if (r)
 		return r;
-	r = core_call_start(session->core, type, view_buf(body), deadline_of(timeout_ms), session_future_over, session,
-			    &call, e);
+	r = core_call_start(session->core, type, view_buf(body), deadline_of(timeout_ms), session_future_over, &call,
+			    e);
 	if (!r) {
+		call->future.arg = session;
 		r = session_wait(session, &call->future, timeout_ms < 0 ? -1 : timeout_ms + GRACE_MS);
 		if (r)
 			error_set(e, r, "the daemon at %s has not answered %s in time", session->path,
@@ -394,7 +395,8 @@ static int wait_greeted(struct forebay_session *session, int timeout_ms, struct 
 {
 	struct core_future greeted;
 
-	core_future_init(&greeted, session_future_over, session);
+	core_future_init(&greeted, session_future_over);
+	greeted.arg = session;
 	pthread_mutex_lock(&session->lock);
 	core_attach_greeted(session->core, &greeted);
 	int r = session_wait(session, &greeted, timeout_ms);

@@ -210,8 +210,10 @@ static int ask_for(struct forebay_version *version, const char *name, struct cor
 
 	if (r)
 		return error_set(e, r, "no memory for a request");
-	return core_call_start(version->session->core, MSG_ITEMS, view_buf(&body), CALL_MS, session_future_over,
-			       version->session, ret, e);
+	r = core_call_start(version->session->core, MSG_ITEMS, view_buf(&body), CALL_MS, session_future_over, ret, e);
+	if (!r)
+		(*ret)->future.arg = version->session;
+	return r;
 }
 
 /* Under the lock. Waits for all, whatever becomes of the first. */
