@@ -24,6 +24,7 @@
 #include "base/check.h"
 #include "base/cleanup.h"
 #include "base/hash.h"
+#include "base/point.h"
 
 #define PIECE_BYTES   (256u << 10) /* copied to private memory, summed and written at a time */
 #define SESSION_BYTES 16	   /* random: names this process's temporaries apart from all others' */
@@ -223,6 +224,8 @@ static int place_new(const struct env_ops *ops, struct backend_upload *upload)
 	struct file_stat st;
 	int r = ops->link(dir, upload->temp, upload->key);
 
+	if (!r)
+		point_reached(POINT_OBJECT_LINKED);
 	if (!r)
 		return 0;
 	/* A second name of our own file is our doing, whatever the answer says: NFS may send twice, or lose the answer. */

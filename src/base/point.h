@@ -6,21 +6,21 @@
 
 /*        name            where it stands */
 #define POINT_TABLE(X)                                                                       \
-	X(SAVE_PLANNED, "save-planned")	      /* the plan is made, no byte has moved */      \
-	X(SAVE_CAPTURED, "save-captured")     /* all have captured, no rank was told */      \
-	X(SAVE_STAGED, "save-staged")	      /* R copies, no rank was told */               \
-	X(SLOT_PUT, "slot-put")		      /* the slot object is there, no index row */   \
-	X(SLOT_OPEN, "slot-open")	      /* and its row */                              \
-	X(PACK_BEGUN, "pack-begun")	      /* an upload has begun */                      \
-	X(PACK_PART, "pack-part")	      /* a part of it is written */                  \
-	X(PACK_WRITTEN, "pack-written")	      /* all parts, not committed */                 \
-	X(PACK_DURABLE, "pack-durable")	      /* committed */                                \
-	X(SEGMENT_DURABLE, "segment-durable") /* a segment is there */                       \
-	X(ROOT_NEXT, "root-next")	      /* all but the root */                         \
-	X(ROOT_LINKED, "root-linked")	      /* linked to its name, directory not synced */ \
-	X(ROOT_DURABLE, "root-durable")	      /* published, not indexed */                   \
-	X(INDEX_DURABLE, "index-durable")     /* indexed, no rank was told */                \
-	X(SAVE_TOLD, "save-told")	      /* the ranks know */
+	X(SAVE_PLANNED, "save-planned")		/* the plan is made, no byte has moved */    \
+	X(SAVE_CAPTURED, "save-captured")	/* all have captured, no rank was told */    \
+	X(SAVE_STAGED, "save-staged")		/* R copies, no rank was told */             \
+	X(SLOT_PUT, "slot-put")			/* the slot object is there, no index row */ \
+	X(SLOT_OPEN, "slot-open")		/* and its row */                            \
+	X(PACK_BEGUN, "pack-begun")		/* an upload has begun */                    \
+	X(PACK_PART, "pack-part")		/* a part of it is written */                \
+	X(PACK_WRITTEN, "pack-written")		/* all parts, not committed */               \
+	X(PACK_DURABLE, "pack-durable")		/* committed */                              \
+	X(SEGMENTS_DURABLE, "segments-durable") /* all segments are there */                 \
+	X(ROOT_NEXT, "root-next")		/* all but the root */                       \
+	X(ROOT_DURABLE, "root-durable")		/* published, not indexed */                 \
+	X(INDEX_DURABLE, "index-durable")	/* indexed, no rank was told */              \
+	X(SAVE_TOLD, "save-told")		/* the ranks know */                         \
+	X(OBJECT_LINKED, "object-linked")	/* an object has its name, the directory is not synced */
 
 enum point {
 #define X(name, text) POINT_##name,

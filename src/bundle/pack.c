@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/point.h"
 #include "bundle/inside.h"
 
 #define PART_BYTES    (8u << 20) /* a part is ended at the first border behind so many */
@@ -273,7 +274,10 @@ static int write_part(struct writer *w, const struct part *part, struct error *e
 	call->req.offset = part->offset;
 	call->req.vec = w->image->vecs + part->first_vec;
 	call->req.n_vec = part->n_vec;
-	return backend_call_run(w->image->backend, &call, w->deadline_ns, e);
+	int r = backend_call_run(w->image->backend, &call, w->deadline_ns, e);
+	if (!r)
+		point_reached(POINT_PACK_PART);
+	return r;
 }
 
 /* One of some fibers that take parts in turn. */
@@ -394,9 +398,16 @@ int pack_write(struct bundles *bundles, const char *key, const struct pack_put *
 	struct writer writer = { .image = image, .key = key, .deadline_ns = deadline_ns };
 	r = begin(bundles, image, key, deadline_ns, e);
 	if (!r)
-		r = write_parts(bundles, &writer, e);
+		point_reached(POINT_PACK_BEGUN);
 	if (!r)
-		return commit(bundles, image, key, deadline_ns, e);
-	give_up(bundles, image, key);
+		r = write_parts(bundles, &writer, e);
+	if (r) {
+		give_up(bundles, image, key);
+		return r;
+	}
+	point_reached(POINT_PACK_WRITTEN);
+	r = commit(bundles, image, key, deadline_ns, e);
+	if (!r)
+		point_reached(POINT_PACK_DURABLE);
 	return r;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/point.h"
 #include "bundle/inside.h"
 
 /* What the slot says, the version must say. */
@@ -171,9 +172,15 @@ int slot_publish(struct bundles *bundles, const struct slot *slot, struct versio
 	r = publish_segments(bundles, &place, &segments, deadline_ns, e);
 	if (r)
 		return r;
+	point_reached(POINT_SEGMENTS_DURABLE);
+	point_reached(POINT_ROOT_NEXT);
 	r = publish_root(bundles, &place, version, &segments, deadline_ns, e);
 	if (r)
 		return r;
+	point_reached(POINT_ROOT_DURABLE);
 	cache_add(bundles, version);
-	return publish_index(bundles, &place, version->number, deadline_ns, e);
+	r = publish_index(bundles, &place, version->number, deadline_ns, e);
+	if (!r)
+		point_reached(POINT_INDEX_DURABLE);
+	return r;
 }

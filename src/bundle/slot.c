@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/point.h"
 #include "bundle/inside.h"
 
 void slot_fini(struct slot *slot)
@@ -120,12 +121,14 @@ int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, u
 	r = take_number(bundles, &place, &slot, deadline_ns, e);
 	if (r)
 		return r;
+	point_reached(POINT_SLOT_PUT);
 	r = record_slot(bundles, &place, &slot, fence, deadline_ns, e);
 	if (r == -ERR_ESTALEEPOCH)
 		(void)slot_burn(bundles, &slot, deadline_ns,
 				NULL); /* nobody will use it; a rebuild would burn it, too */
 	if (r)
 		return r;
+	point_reached(POINT_SLOT_OPEN);
 	*ret = slot;
 	slot = (struct slot){ 0 };
 	return 0;

@@ -16,6 +16,7 @@
 #define JOIN_ATTEMPT_MS	   5000
 #define JOIN_RETRY_MS	   200
 #define REBUILD_TIMEOUT_MS 3600000
+#define DRAIN_MS	   60000
 
 struct daemon {
 	struct env *env;
@@ -150,16 +151,18 @@ void daemon_stop(struct daemon *daemon)
 		groups_stop(daemon->groups);
 	if (daemon->cluster)
 		cluster_stop(daemon->cluster); /* nobody calls any more, nobody is called */
+	door_native_free(TAKE(daemon->door));
+	groups_free(TAKE(daemon->groups));
+	bundles_free(TAKE(daemon->bundles));
+	store_free(TAKE(daemon->store));
+	calls_drain(daemon->backend, daemon->meta,
+		    env_in_ms(daemon->env, DRAIN_MS)); /* requests that nobody waits for */
 }
 
 void daemon_free(struct daemon *daemon)
 {
 	if (!daemon)
 		return;
-	door_native_free(daemon->door);
-	groups_free(daemon->groups);
-	bundles_free(daemon->bundles);
-	store_free(daemon->store);
 	cluster_free(daemon->cluster);
 	pool_free(daemon->pool);
 	meta_free(daemon->meta);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,21 +211,26 @@ static int run_daemon(struct run *run)
 	return run->result;
 }
 
-/* For crash tests: FOREBAY_DIE_AT=POINT ends the process there with SIGKILL, as a power cut to the node would. */
+/* For crash tests: FOREBAY_DIE_AT=POINT[:N] ends the process with SIGKILL when it passes the point for the Nth time. */
 static int die_at = -1;
+static atomic_uint passes_left = 1;
 
 static void die_there(enum point point)
 {
-	if ((int)point == die_at)
+	if ((int)point == die_at && atomic_fetch_sub(&passes_left, 1) == 1)
 		kill(getpid(), SIGKILL);
 }
 
 static int listen_for_death(void)
 {
-	const char *name = getenv("FOREBAY_DIE_AT");
+	char *name = getenv("FOREBAY_DIE_AT"), *count = name ? strchr(name, ':') : NULL;
 
 	if (!name)
 		return 0;
+	if (count) {
+		*count = 0;
+		passes_left = (unsigned)strtoul(count + 1, NULL, 10);
+	}
 	die_at = point_find(name);
 	if (die_at < 0) {
 		fprintf(stderr, "forebayd: FOREBAY_DIE_AT: there is no point \"%s\"\n", name);
