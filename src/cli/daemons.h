@@ -1,0 +1,19 @@
+/*
+ * cli/daemons.h: ending daemons that are known by their pidfds.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#include "cli/place.h"
+
+#define DAEMON_NAME "forebayd"
+
+struct daemons {
+	int pidfd[PLACE_NODES_MAX];
+	size_t n;
+};
+
+/* SIGTERM to all, up to 20 s for them to end in order, then SIGKILL to the rest. Returns how many of them that took; -EBUSY if one
+ * is still there after all. */
+int daemons_end(const struct daemons *daemons);

@@ -1,0 +1,220 @@
+/*
+ * forebay ls: bundles; with a bundle its versions and labels; -r: all of it.
+ *
+ * What --json prints depends on what is published and labelled alone, and is sorted: before and after `forebay meta rebuild` it is
+ * the same, byte for byte. A bundle without a version is not shown.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "cli/command.h"
+#include "cli/text.h"
+#include "cli/verbs.h"
+
+struct ls {
+	struct command command;
+	bool recursive;
+};
+
+static const struct argp_option options[] = {
+	{ "recursive", 'r', NULL, 0, "all bundles with their versions and labels", 0 },
+	{ 0 },
+};
+
+static void take_option(struct command *command, int key, char *value, struct argp_state *state)
+{
+	container_of(command, struct ls, command)->recursive = true;
+}
+
+/* ---- collecting ------------------------------------------------------------------------------------------------------ */
+
+static int take_bundle(void *arg, const struct forebay_bundle_info *info)
+{
+	json_t *bundles = arg;
+
+	if (info->versions) {
+		json_t *bundle = json_pack("{s:s}", "name", info->name);
+
+		json_object_set_new(bundle, "latest", json_u64(info->latest));
+		json_object_set_new(bundle, "n_versions", json_u64(info->versions));
+		json_array_append_new(bundles, bundle);
+	}
+	return 0;
+}
+
+static int take_version(void *arg, const struct forebay_version_entry *entry)
+{
+	json_t *versions = arg, *version = json_object(), *attributes = json_object();
+
+	for (size_t i = 0; i < entry->n_attributes; i++)
+		json_object_set_new(attributes, entry->attributes[i].key, json_string(entry->attributes[i].value));
+	json_object_set_new(version, "number", json_u64(entry->number));
+	json_object_set_new(version, "step", json_u64(entry->step));
+	json_object_set_new(version, "items", json_u64(entry->items));
+	json_object_set_new(version, "bytes", json_u64(entry->bytes));
+	json_object_set_new(version, "stored_bytes", json_u64(entry->stored_bytes));
+	json_object_set_new(version, "attributes", attributes);
+	json_array_append_new(versions, version);
+	return 0;
+}
+
+static int take_label(void *arg, const char *label, uint64_t number)
+{
+	json_object_set_new(arg, label, json_u64(number));
+	return 0;
+}
+
+/* Adds "versions" and "labels". */
+static int fill_bundle(struct forebay_session *session, json_t *bundle)
+{
+	const char *name = json_string_value(json_object_get(bundle, "name"));
+	json_t *versions = json_array(), *labels = json_object();
+
+	json_object_set_new(bundle, "versions", versions);
+	json_object_set_new(bundle, "labels", labels);
+	int r = forebay_list_versions(session, name, take_version, versions);
+	if (r >= 0)
+		r = forebay_list_labels(session, name, take_label, labels);
+	if (r < 0)
+		return r;
+
+	size_t n = json_array_size(versions);
+	json_t *last = json_array_get(versions, n ? n - 1 : 0);
+	json_object_set(bundle, "latest", n ? json_object_get(last, "number") : json_integer(0));
+	json_object_set_new(bundle, "n_versions", json_integer((json_int_t)n));
+	return 0;
+}
+
+static int collect(const struct ls *ls, struct forebay_session *session, json_t *bundles)
+{
+	const char *only = ls->command.n_args ? ls->command.arg[0] : NULL;
+	int r = 0;
+
+	if (only) {
+		json_t *bundle = json_pack("{s:s}", "name", only);
+
+		if (!bundle)
+			return command_fail("%s: not valid UTF-8", only);
+		json_array_append_new(bundles, bundle);
+		r = fill_bundle(session, bundle);
+		return r < 0 ? command_fail_call(r, only) : 0;
+	}
+	r = forebay_list_bundles(session, "", take_bundle, bundles);
+	if (r < 0)
+		return command_fail_call(r, NULL);
+	for (size_t i = 0; ls->recursive && i < json_array_size(bundles); i++) {
+		r = fill_bundle(session, json_array_get(bundles, i));
+		if (r < 0 && r != -ENOENT) /* its last version was deleted meanwhile */
+			return command_fail_call(
+				r, json_string_value(json_object_get(json_array_get(bundles, i), "name")));
+	}
+	return 0;
+}
+
+/* ---- printing -------------------------------------------------------------------------------------------------------- */
+
+static uint64_t number_of(json_t *object, const char *key)
+{
+	json_t *value = json_object_get(object, key);
+	const char *text = json_string_value(value); /* json_u64() */
+
+	return text ? strtoull(text, NULL, 10) : (uint64_t)json_integer_value(value);
+}
+
+/* The labels that point to a version, as "prod, best". */
+static void add_labels(struct table *table, json_t *labels, uint64_t number)
+{
+	char text[512] = "";
+	size_t used = 0;
+	const char *label;
+	json_t *value;
+
+	json_object_foreach(labels, label, value)
+	{
+		const char *as_text = json_string_value(value);
+		uint64_t target = as_text ? strtoull(as_text, NULL, 10) : (uint64_t)json_integer_value(value);
+
+		if (target == number && used < sizeof(text))
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "", label);
+	}
+	table_add(table, text);
+}
+
+static void add_versions(struct table *table, json_t *bundle)
+{
+	const char *name = json_string_value(json_object_get(bundle, "name"));
+	size_t i;
+	json_t *version;
+
+	json_array_foreach(json_object_get(bundle, "versions"), i, version)
+	{
+		uint64_t number = number_of(version, "number");
+
+		table_addf(table, "%s@%" PRIu64, name, number);
+		table_addf(table, "%" PRIu64, number_of(version, "step"));
+		table_addf(table, "%" PRIu64, number_of(version, "items"));
+		table_add_size(table, number_of(version, "bytes"));
+		table_add_size(table, number_of(version, "stored_bytes"));
+		add_labels(table, json_object_get(bundle, "labels"), number);
+	}
+}
+
+static int print_table(json_t *bundles, bool versions)
+{
+	static const char *const heads[2][7] = { { "BUNDLE", "VERSIONS", "LATEST" },
+						 { "VERSION", "STEP", "ITEMS", "BYTES", "STORED", "LABELS" } };
+	struct table table;
+	json_t *bundle;
+	size_t i;
+
+	table_init(&table, versions ? "lrrrrl" : "lrr");
+	for (const char *const *head = heads[versions]; *head; head++)
+		table_add(&table, *head);
+	json_array_foreach(bundles, i, bundle)
+	{
+		if (versions) {
+			add_versions(&table, bundle);
+			continue;
+		}
+		table_add(&table, json_string_value(json_object_get(bundle, "name")));
+		table_addf(&table, "%" PRIu64, number_of(bundle, "n_versions"));
+		table_addf(&table, "%" PRIu64, number_of(bundle, "latest"));
+	}
+	int r = table_print(&table);
+	table_fini(&table);
+	return r;
+}
+
+static int run(const struct ls *ls)
+{
+	_cleanup_(cleanup_forebay_disconnect) struct forebay_session *session = NULL;
+	_cleanup_(cleanup_json_decref) json_t *root = json_object();
+	json_t *bundles = json_array();
+
+	json_object_set_new(root, "bundles", bundles);
+	if (command_connect(&ls->command, &session) || collect(ls, session, bundles))
+		return EXIT_FAILURE;
+	int r = ls->command.json ? json_print(root) : print_table(bundles, ls->recursive || ls->command.n_args);
+	return r ? command_fail("%s", strerror(-r)) : EXIT_SUCCESS;
+}
+
+int verb_ls(int argc, char **argv)
+{
+	struct ls ls = {
+		.command = {
+			.args = "[BUNDLE]",
+			.doc = "Lists bundles; with BUNDLE its versions and labels.",
+			.options = options,
+			.option = take_option,
+			.args_max = 1,
+			.has_session = true,
+			.has_json = true,
+		},
+	};
+
+	command_parse(&ls.command, argc, argv);
+	return run(&ls);
+}

@@ -1,0 +1,398 @@
+#include "cli/place.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/cleanup.h"
+
+#define FOLDER_MODE	0755
+#define FILE_MODE	0644
+#define LOCK_POLL_MS	50
+#define CONFIG_LINE_MAX 199 /* bytes that inih reads as one line */
+#define POOL_MIN_BYTES	(UINT64_C(64) << 20)
+#define POOL_MAX_BYTES	(UINT64_C(1) << 30)
+#define POOL_SHARE	4 /* of the available memory, all nodes together take a quarter */
+
+CLEANUP_OF(json_t *, json_decref);
+
+/* ---- text ------------------------------------------------------------------------------------------------------------ */
+
+static char *format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+static char *format(const char *fmt, ...)
+{
+	va_list args;
+	char *text = NULL;
+
+	va_start(args, fmt);
+	int n = vasprintf(&text, fmt, args);
+	va_end(args);
+	return n < 0 ? NULL : text;
+}
+
+char *place_path(const struct place *place, const char *name)
+{
+	return format("%s/%s", place->dir, name);
+}
+
+char *place_node_path(const struct place *place, uint64_t node, const char *name)
+{
+	return format("%s/node-%" PRIu64 "%s%s", place->dir, node, *name ? "/" : "", name);
+}
+
+static char *absolute(const char *path)
+{
+	_cleanup_(cleanup_mem) char *here = NULL;
+
+	if (*path == '/')
+		return strdup(path);
+	here = getcwd(NULL, 0);
+	return here ? format("%s/%s", strcmp(here, "/") ? here : "", path) : NULL;
+}
+
+char *place_absolute_url(const char *url)
+{
+	static const char *const schemes[] = { "dir:", "lmdb:" };
+
+	for (int i = 0; i < 2; i++) {
+		size_t len = strlen(schemes[i]);
+
+		if (!strncmp(url, schemes[i], len) && url[len]) {
+			_cleanup_(cleanup_mem) char *path = absolute(url + len);
+			return path ? format("%s%s", schemes[i], path) : NULL;
+		}
+	}
+	return strdup(url);
+}
+
+char *place_shell_quote(const char *text)
+{
+	struct buf out = { 0 };
+	int r = buf_append(&out, "'", 1);
+
+	for (; !r && *text; text++)
+		r = *text == '\'' ? buf_append(&out, "'\\''", 4) : buf_append(&out, text, 1);
+	if (!r)
+		r = buf_append(&out, "'", 2); /* with the final 0 */
+	if (r)
+		buf_fini(&out);
+	return (char *)out.ptr;
+}
+
+int place_check_value(const char *name, const char *value, struct error *e)
+{
+	size_t len = strlen(value);
+
+	if (strlen(name) + strlen(" = ") + len > CONFIG_LINE_MAX)
+		return error_set(e, -ENAMETOOLONG, "%s: too long for a line of a configuration file", value);
+	if (strpbrk(value, "\r\n") || strstr(value, " ;") || strstr(value, "\t;"))
+		return error_set(e, -EINVAL, "%s: a line break or \" ;\" cannot stand in a configuration file", value);
+	if (len && (strchr(" \t", value[0]) || strchr(" \t", value[len - 1])))
+		return error_set(e, -EINVAL, "\"%s\": a space at an end cannot stand in a configuration file", value);
+	return 0;
+}
+
+uint64_t place_fit_pool(uint64_t available_bytes, uint64_t nodes)
+{
+	uint64_t fit = available_bytes / POOL_SHARE / nodes;
+
+	fit &= ~(POOL_MIN_BYTES / 64 - 1); /* whole mebibytes */
+	return fit < POOL_MIN_BYTES ? POOL_MIN_BYTES : fit > POOL_MAX_BYTES ? POOL_MAX_BYTES : fit;
+}
+
+/* ---- the machine ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t read_number(const char *path)
+{
+	FILE *f = fopen(path, "re");
+	unsigned long long value = UINT64_MAX;
+
+	if (f && fscanf(f, "%llu", &value) != 1)
+		value = UINT64_MAX; /* "max" */
+	if (f)
+		fclose(f);
+	return value;
+}
+
+/* What the kernel deems available, and not more than a container's limit leaves. */
+static uint64_t available_memory(void)
+{
+	FILE *f = fopen("/proc/meminfo", "re");
+	uint64_t available = POOL_MAX_BYTES;
+	unsigned long long kib;
+	char line[256];
+
+	while (f && fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "MemAvailable: %llu", &kib) == 1)
+			available = kib << 10;
+	}
+	if (f)
+		fclose(f);
+
+	uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
+	uint64_t used = read_number("/sys/fs/cgroup/memory.current");
+	if (limit != UINT64_MAX && used != UINT64_MAX) {
+		uint64_t left = limit > used ? limit - used : 0;
+		available = left < available ? left : available;
+	}
+	return available;
+}
+
+/* Binds @port (0: any) of the loopback interface for a moment. The port, or -errno. */
+static int try_port(uint64_t port)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_port = htons((uint16_t)port),
+				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	socklen_t len = sizeof(address);
+	int on = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -errno;
+	int r = setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (!r)
+		r = bind(fd, (struct sockaddr *)&address, sizeof(address));
+	if (!r)
+		r = getsockname(fd, (struct sockaddr *)&address, &len);
+	r = r ? -errno : ntohs(address.sin_port);
+	close(fd);
+	return r;
+}
+
+/* ---- cluster.json ---------------------------------------------------------------------------------------------------- */
+
+static int take_text(json_t *root, const char *key, char **ret)
+{
+	const char *text = json_string_value(json_object_get(root, key));
+
+	if (!text)
+		return -EINVAL;
+	*ret = strdup(text);
+	return *ret ? 0 : -ENOMEM;
+}
+
+static int take_number(json_t *root, const char *key, uint64_t max, uint64_t *ret)
+{
+	json_t *number = json_object_get(root, key);
+	json_int_t value = json_integer_value(number);
+
+	if (!json_is_integer(number) || value < 0 || (uint64_t)value > max)
+		return -EINVAL;
+	*ret = (uint64_t)value;
+	return 0;
+}
+
+static int read_state(struct place *place, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *path = place_path(place, "cluster.json");
+	json_error_t why;
+
+	if (!path)
+		return -ENOMEM;
+	place->is_new = access(path, F_OK) != 0;
+	if (place->is_new)
+		return 0;
+	_cleanup_(cleanup_json_decref) json_t *root = json_load_file(path, 0, &why);
+	if (!root)
+		return error_set(e, -EINVAL, "%s:%d: %s", path, why.line, why.text);
+	int r = take_number(root, "nodes", PLACE_NODES_MAX, &place->nodes);
+	if (!r)
+		r = take_number(root, "port", 65535, &place->port);
+	if (!r)
+		r = take_number(root, "pool_bytes", INT64_MAX, &place->pool_bytes);
+	if (!r)
+		r = take_text(root, "store", &place->store);
+	if (!r)
+		r = take_text(root, "meta", &place->meta);
+	if (!r)
+		r = take_text(root, "cluster", &place->cluster);
+	return r ? error_set(e, r, "%s: not as `forebay up` writes it", path) : 0;
+}
+
+static int write_file(const char *path, const char *text, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *beside = format("%s.new", path);
+	FILE *f = beside ? fopen(beside, "we") : NULL;
+
+	if (!f)
+		return error_set(e, -errno, "%s: %s", path, strerror(errno));
+	fputs(text, f);
+	bool bad = ferror(f);
+	if (fclose(f) || bad || chmod(beside, FILE_MODE) || rename(beside, path))
+		return error_set(e, -errno, "%s: %s", path, strerror(errno));
+	return 0;
+}
+
+static int write_state(const struct place *place, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *path = place_path(place, "cluster.json"), *text = NULL;
+	_cleanup_(cleanup_json_decref)
+		json_t *root = json_pack("{s:I, s:I, s:I, s:s, s:s, s:s}", "nodes", (json_int_t)place->nodes, "port",
+					 (json_int_t)place->port, "pool_bytes", (json_int_t)place->pool_bytes, "store",
+					 place->store, "meta", place->meta, "cluster", place->cluster);
+
+	text = root ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+	if (!path || !text)
+		return error_set(e, -EINVAL, "%s: not valid UTF-8", place->dir);
+	return write_file(path, text, e);
+}
+
+/* ---- opening --------------------------------------------------------------------------------------------------------- */
+
+static int take_lock(struct place *place, int wait_ms, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *path = place_path(place, "lock");
+
+	if (!path)
+		return -ENOMEM;
+	place->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, FILE_MODE);
+	if (place->lock_fd < 0)
+		return error_set(e, -errno, "%s: %s", path, strerror(errno));
+	while (flock(place->lock_fd, LOCK_EX | LOCK_NB)) {
+		if (errno != EWOULDBLOCK)
+			return error_set(e, -errno, "%s: %s", path, strerror(errno));
+		if (wait_ms <= 0)
+			return error_set(e, -EBUSY, "%s: another `forebay up` or `forebay down` works on it",
+					 place->dir);
+		nanosleep(&(struct timespec){ .tv_nsec = LOCK_POLL_MS * 1000000L }, NULL);
+		wait_ms -= LOCK_POLL_MS;
+	}
+	return 0;
+}
+
+int place_open(const char *dir, bool create, int wait_ms, struct place *ret, struct error *e)
+{
+	struct place place = { .lock_fd = -1 };
+	struct stat st;
+
+	if (create && mkdir(dir, FOLDER_MODE) && errno != EEXIST)
+		return error_set(e, -errno, "%s: %s", dir, strerror(errno));
+	if (stat(dir, &st))
+		return error_set(e, -errno, "%s: %s", dir, strerror(errno));
+	if (!S_ISDIR(st.st_mode))
+		return error_set(e, -ENOTDIR, "%s: not a folder", dir);
+	place.dir = realpath(dir, NULL);
+	int r = place.dir ? take_lock(&place, wait_ms, e) : error_set(e, -errno, "%s: %s", dir, strerror(errno));
+	if (!r)
+		r = read_state(&place, e);
+	if (r)
+		place_fini(&place);
+	else
+		*ret = place;
+	return r;
+}
+
+void place_fini(struct place *place)
+{
+	if (place->lock_fd >= 0)
+		close(place->lock_fd);
+	free(place->dir);
+	free(place->store);
+	free(place->meta);
+	free(place->cluster);
+	*place = (struct place){ .lock_fd = -1 };
+}
+
+/* ---- preparing ------------------------------------------------------------------------------------------------------- */
+
+/* A name that another cluster on this machine does not have: daemons of another one are refused. */
+static int fill_in(struct place *place)
+{
+	uint32_t random = 0;
+
+	if (!place->cluster) {
+		(void)!getrandom(&random, sizeof(random), 0);
+		place->cluster = format("up-%08x", random);
+	}
+	if (!place->store)
+		place->store = format("dir:%s/store", place->dir);
+	if (!place->meta)
+		place->meta = format("lmdb:%s/meta", place->dir);
+	return place->cluster && place->store && place->meta ? 0 : -ENOMEM;
+}
+
+static int make_folder(char *path, struct error *e)
+{
+	if (!path)
+		return -ENOMEM;
+	int r = mkdir(path, FOLDER_MODE) && errno != EEXIST ? -errno : 0;
+	return r ? error_set(e, r, "%s: %s", path, strerror(-r)) : 0;
+}
+
+static int write_config(const struct place *place, uint64_t node, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *folder = place_node_path(place, node, ""),
+				    *path = place_node_path(place, node, "config");
+	_cleanup_(cleanup_mem) char *sock = place_node_path(place, node, "socket"), *text = NULL, *meta = NULL;
+	bool embedded = !strncmp(place->meta, "lmdb:", 5);
+	uint64_t pool = place->pool_bytes ? place->pool_bytes : place_fit_pool(available_memory(), place->nodes);
+
+	int r = make_folder(folder, e);
+	if (r)
+		return r;
+	meta = embedded && node ? format("tcp:127.0.0.1:%" PRIu64, place->port) : strdup(place->meta);
+	if (!path || !sock || !meta)
+		return -ENOMEM;
+	if (strlen(sock) >= sizeof(((struct sockaddr_un *)NULL)->sun_path))
+		return error_set(e, -ENAMETOOLONG,
+				 "%s: %zu bytes; a socket's path has at most %zu: choose a shorter --dir", sock,
+				 strlen(sock), sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1);
+	r = place_check_value("socket", sock, e);
+	if (!r)
+		r = place_check_value("store", place->store, e);
+	if (!r)
+		r = place_check_value("meta", meta, e);
+	if (r)
+		return r;
+	text = format("# Made by `forebay up` from ../cluster.json at each start.\n"
+		      "node = node-%" PRIu64 "\ncluster = %s\nlisten = tcp:127.0.0.1:%" PRIu64 "\n"
+		      "socket = %s\nstore = %s\nmeta = %s\npool = %" PRIu64 "\n",
+		      node, place->cluster, node ? 0 : place->port, sock, place->store, meta, pool);
+	return text ? write_file(path, text, e) : -ENOMEM;
+}
+
+static int write_env(const struct place *place, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *path = place_path(place, "env"), *sock = place_node_path(place, 0, "socket");
+	_cleanup_(cleanup_mem) char *quoted = sock ? place_shell_quote(sock) : NULL, *text = NULL;
+
+	text = quoted ? format("export FOREBAY_SOCKET=%s\n", quoted) : NULL;
+	return path && text ? write_file(path, text, e) : -ENOMEM;
+}
+
+int place_prepare(struct place *place, bool keep_port, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *store = place_path(place, "store"), *store_url = NULL;
+	int r = fill_in(place);
+
+	store_url = store ? format("dir:%s", store) : NULL;
+	if (r || !store_url)
+		return -ENOMEM;
+	if (!strcmp(place->store, store_url))
+		r = make_folder(store, e);
+	if (!r && !(place->port && (keep_port || try_port(place->port) > 0))) {
+		int port = try_port(0);
+
+		r = port < 0 ? error_set(e, port, "no port of 127.0.0.1 is free: %s", strerror(-port)) : 0;
+		place->port = r ? 0 : (uint64_t)port;
+	}
+	for (uint64_t node = 0; !r && node < place->nodes; node++)
+		r = write_config(place, node, e);
+	if (!r)
+		r = write_env(place, e);
+	return r ? r : write_state(place, e);
+}

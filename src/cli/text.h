@@ -1,0 +1,53 @@
+/*
+ * cli/text.h: what people read: sizes, names, tables, a progress bar; and JSON for programs.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/cleanup.h"
+
+#define TEXT_SIZE_MAX 16 /* bytes of a size in words with its final 0 */
+
+CLEANUP_OF(json_t *, json_decref);
+
+/* "512 B", "1.5 KiB", "90.9 MiB": three digits or so. */
+void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX]);
+/* A number of bytes, or one with K, M, G or T (powers of 1024). -EINVAL. */
+int text_parse_size(const char *text, uint64_t *ret);
+/* Prints @text with control characters as \xNN, so that a name cannot command the terminal. Returns its width in columns. */
+size_t text_print(FILE *out, const char *text);
+
+/* A table whose columns are as wide as their widest cell: the cells are kept until table_print(). */
+struct table {
+	const char *align; /* a letter per column: 'l' or 'r' */
+	char **cells;
+	size_t n, cap;
+	bool failed; /* no memory for a cell: table_print() says so */
+};
+void table_init(struct table *table, const char *align);
+void table_fini(struct table *table);
+void table_add(struct table *table, const char *cell); /* the next cell, row after row */
+void table_addf(struct table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void table_add_size(struct table *table, uint64_t bytes);
+int table_print(const struct table *table); /* 0 or -ENOMEM */
+
+/* A number as JSON; one that JSON's readers would take for negative as a string. */
+json_t *json_u64(uint64_t value);
+/* Prints it with sorted keys and a line break, or nothing and -ENOMEM. */
+int json_print(json_t *value);
+
+/* A bar on standard error, if that is a terminal: bytes and rate. */
+struct progress {
+	const char *label;
+	uint64_t done, total, begun_ns, drawn_ns;
+	bool shown;
+};
+void progress_begin(struct progress *progress, const char *label, uint64_t total);
+void progress_add(struct progress *progress, uint64_t bytes);
+void progress_end(struct progress *progress); /* takes the bar away; any number of times */
+uint64_t now_ns(void);			      /* CLOCK_MONOTONIC */
