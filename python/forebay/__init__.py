@@ -20,9 +20,11 @@ and change nothing. Objects end when nobody holds them; after fork() those of th
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
-from typing import Any, Generator, Iterator, Mapping, NamedTuple, Sequence
+import threading
+from typing import Any, Callable, Generator, Iterator, List, Mapping, NamedTuple, Sequence
 
 from . import _forebay
 from ._forebay import Error
@@ -69,6 +71,20 @@ def connect(socket: str | os.PathLike | None = None, timeout: float = 10.0) -> S
     return Session(_forebay.connect(None if socket is None else os.fspath(socket), timeout))
 
 
+def _in_thread(call: Callable, *args: Any) -> Any:
+    """Calls in a thread of its own, so that Ctrl-C ends a long wait here; what the call yields then is dropped."""
+    future: concurrent.futures.Future = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="forebay-join", daemon=True).start()
+    return future.result()
+
+
 class Session:
     """A connection to the node's daemon. As a context it closes itself."""
 
@@ -95,7 +111,7 @@ class Session:
 
         Error: FOREBAY_ERANK naming ranks that are missing or came twice; ETIMEDOUT after `timeout` seconds.
         """
-        handle = _forebay.group_join(self._handle, name, run, rank, size, timeout)
+        handle = _in_thread(_forebay.group_join, self._handle, name, run, rank, size, timeout)
         return Group(handle, self, name, rank, size)
 
     def open(self, bundle: str, version: int | str = "latest", group: Group | None = None) -> Version:
@@ -112,11 +128,11 @@ class Session:
         """Begins a load by this process alone."""
         return Load(version, None)
 
-    def list(self, prefix: str = "") -> list[Bundle]:
+    def list(self, prefix: str = "") -> List[Bundle]:
         """The bundles whose names begin with `prefix`, by name."""
         return [Bundle(*record) for record in _forebay.list_bundles(self._handle, prefix)]
 
-    def versions(self, bundle: str) -> list[Entry]:
+    def versions(self, bundle: str) -> List[Entry]:
         """The published versions of a bundle, by number. Error: ENOENT if there is no such bundle."""
         return [Entry(*record) for record in _forebay.list_versions(self._handle, bundle)]
 

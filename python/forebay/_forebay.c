@@ -614,32 +614,50 @@ static PyObject *load_begin(PyObject *module, PyObject *args)
 	return handle_or_fail(handle, load, r);
 }
 
-/* Makes @target that of a whole item, whatever its type, for @tensor of as many bytes. False with an exception. */
-static bool target_raw(struct handle *load, const struct tensor *tensor, struct forebay_target *target)
+/* The item of which the load wants a box. False with forebay.Error. */
+static bool find_item(struct handle *load, const char *name, struct forebay_item_info *ret)
 {
-	struct forebay_item_info item = { .size = sizeof(item) };
 	_cleanup_(leave) struct handle *version = enter((PyObject *)load->from[0], VERSION);
 
-	if (!version)
-		return false;
-	int r = UNLOCKED(forebay_version_find(version->it, target->name, &item));
-	if (r < 0) {
+	ret->size = sizeof(*ret);
+	int r = version ? UNLOCKED(forebay_version_find(version->it, name, ret)) : 0;
+	if (r < 0)
 		fail(r);
-		return false;
-	}
-	if (item.bytes != tensor->bytes) {
-		char shape[256];
+	return version && r >= 0;
+}
 
-		PyErr_Format(PyExc_ValueError, "%s: a bytearray of %llu bytes for the %llu of %s %s", target->name,
-			     (unsigned long long)tensor->bytes, (unsigned long long)item.bytes, item.dtype,
-			     shape_text(shape, sizeof(shape), item.ndim, item.shape));
-		return false;
-	}
-	target->dtype = NULL;
-	target->element_bits = 0;
-	target->ndim = item.ndim;
-	target->shape = NULL;
-	return true;
+/* Whether the tensor's shape fits into the item at box->start, whole fits whole. Else an exception that names both. */
+static bool check_fit(const struct tensor *tensor, const struct box *box, const struct forebay_item_info *item)
+{
+	char words[1024], is[256], has[256], start[256] = "";
+	bool fits = tensor->ndim == item->ndim;
+
+	for (uint32_t i = 0; fits && i < item->ndim; i++)
+		fits = box->whole ?
+			       tensor->shape[i] == item->shape[i] :
+			       tensor->shape[i] <= item->shape[i] && box->start[i] <= item->shape[i] - tensor->shape[i];
+	if (fits)
+		return true;
+	if (!box->whole)
+		shape_text(start, sizeof(start), tensor->ndim, box->start);
+	snprintf(words, sizeof(words), "%.200s: its shape %s does not fit a target of shape %s%s%s", item->name,
+		 shape_text(is, sizeof(is), item->ndim, item->shape),
+		 shape_text(has, sizeof(has), tensor->ndim, tensor->shape), box->whole ? "" : " at ", start);
+	fail_with(-FOREBAY_EMISMATCH, words);
+	return false;
+}
+
+/* Whether a bytearray has the size of the item, whatever its type. Else ValueError. */
+static bool check_raw(const struct tensor *tensor, const struct forebay_item_info *item)
+{
+	char shape[256];
+
+	if (item->bytes == tensor->bytes)
+		return true;
+	PyErr_Format(PyExc_ValueError, "%s: a bytearray of %llu bytes for the %llu of %s %s", item->name,
+		     (unsigned long long)tensor->bytes, (unsigned long long)item->bytes, item->dtype,
+		     shape_text(shape, sizeof(shape), item->ndim, item->shape));
+	return false;
 }
 
 static PyObject *load_into(PyObject *module, PyObject *args)
@@ -662,23 +680,22 @@ static PyObject *load_into(PyObject *module, PyObject *args)
 	if (!load)
 		return NULL;
 
-	bool is_raw = PyByteArray_Check(out) && !dtype;
+	struct forebay_item_info item;
+	bool is_raw = PyByteArray_Check(out) && !dtype && box.whole;
+	if (!find_item(load, name, &item) || !(is_raw ? check_raw(&tensor, &item) : check_fit(&tensor, &box, &item)))
+		return NULL;
+	const char *own = PyByteArray_Check(out) || !tensor.dtype[0] ? NULL : tensor.dtype;
 	struct forebay_target target = {
 		.size = sizeof(target),
 		.name = name,
-		.dtype = dtype			    ? dtype :
-			 is_raw || !tensor.dtype[0] ? NULL :
-						      tensor.dtype,
-		.element_bits = tensor.element_bits,
-		.ndim = tensor.ndim,
-		.shape = box.whole ? tensor.shape : NULL,
+		.dtype = dtype ? dtype : own,
+		.element_bits = is_raw ? 0 : tensor.element_bits,
+		.ndim = item.ndim,
 		.start = box.whole ? NULL : box.start,
 		.count = box.whole ? NULL : tensor.shape,
 		.data = tensor.data,
 		.strides_bytes = tensor.contiguous ? NULL : tensor.strides_bytes,
 	};
-	if (is_raw && box.whole && !target_raw(load, &tensor, &target))
-		return NULL;
 	int r = UNLOCKED(forebay_load_into(load->it, &target, 1));
 	if (r < 0)
 		return fail(r);

@@ -17,7 +17,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <poll.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -216,23 +215,22 @@ static void drop_lent(struct handle *handle)
 	}
 }
 
-static bool is_readable(int fd)
+/* An operation that ended with -ETIMEDOUT is over too: it has words. */
+static bool is_over(struct forebay_future *future)
 {
-	struct pollfd at = { .fd = fd, .events = POLLIN };
-
-	return poll(&at, 1, 0) > 0;
+	return forebay_wait(future, 0) != -ETIMEDOUT || *forebay_future_error(future);
 }
 
 /*
- * Lets go of submitted saves that have been captured, or have failed. Asks no one, so it is cheap and never waits. For calls
- * that begin or end something; like drop_lent() it may run anything.
+ * Lets go of submitted saves that have been captured, or have failed. Asks no one but the library. For calls that begin or end
+ * something; like drop_lent() it may run anything.
  */
 static void sweep(void)
 {
 	struct handle *handle = all_handles;
 
 	while (handle) {
-		bool over = handle->holds_itself && (!handle->it || is_readable(forebay_future_fd(handle->captured)));
+		bool over = handle->holds_itself && (!handle->it || is_over(handle->captured));
 		if (!over || handle->pid != getpid()) {
 			handle = handle->next;
 			continue;
@@ -469,7 +467,7 @@ static PyObject *future_outcome(struct future *future, int r)
 	Py_RETURN_NONE;
 }
 
-/* wait(timeout): in slices, so that signals are handled. An operation may itself end with ETIMEDOUT: then it is readable. */
+/* wait(timeout): in slices, so that signals are handled. */
 static PyObject *future_wait(PyObject *self, PyObject *args)
 {
 	struct future *future = (struct future *)self;
@@ -481,9 +479,8 @@ static PyObject *future_wait(PyObject *self, PyObject *args)
 	for (;;) {
 		int64_t left_ms = timeout_ms < 0 ? SLICE_MS : end_ms - now_ms();
 		int slice_ms = left_ms < 0 ? 0 : left_ms > SLICE_MS ? SLICE_MS : (int)left_ms;
-		int r = UNLOCKED(forebay_wait(future->it, slice_ms));
 
-		if (r != -ETIMEDOUT || is_readable(forebay_future_fd(future->it)))
+		if (UNLOCKED(forebay_wait(future->it, slice_ms)) != -ETIMEDOUT || UNLOCKED(is_over(future->it)))
 			return future_outcome(future, UNLOCKED(forebay_wait(future->it, 0)));
 		if (PyErr_CheckSignals())
 			return NULL;
@@ -500,10 +497,10 @@ static PyObject *future_done(PyObject *self, PyObject *unused)
 
 	if (!is_same_process(future->of->pid))
 		return NULL;
-	bool is_over = is_readable(forebay_future_fd(future->it));
-	if (is_over && future->frees_memory)
+	bool over = UNLOCKED(is_over(future->it));
+	if (over && future->frees_memory)
 		drop_lent(future->of);
-	return PyBool_FromLong(is_over);
+	return PyBool_FromLong(over);
 }
 
 static PyObject *future_fileno(PyObject *self, PyObject *unused)
@@ -512,5 +509,6 @@ static PyObject *future_fileno(PyObject *self, PyObject *unused)
 
 	if (!is_same_process(future->of->pid))
 		return NULL;
-	return PyLong_FromLong(forebay_future_fd(future->it));
+	int fd = UNLOCKED(forebay_future_fd(future->it));
+	return fd < 0 ? fail(fd) : PyLong_FromLong(fd);
 }

@@ -239,9 +239,11 @@ static bool tensor_of_buffer(struct tensor *tensor, const char *name, const Py_b
 	}
 	tensor->data = view->buf;
 	tensor->element_bits = (uint32_t)view->itemsize * 8;
-	for (int i = 0; i < view->ndim; i++) {
+	Py_ssize_t row = view->itemsize; /* bytes; ctypes leaves strides out although we ask for them */
+	for (int i = view->ndim; i-- > 0;) {
 		tensor->shape[i] = (uint64_t)view->shape[i];
-		tensor->strides_bytes[i] = view->strides[i];
+		tensor->strides_bytes[i] = view->strides ? view->strides[i] : row;
+		row = (Py_ssize_t)((size_t)row * (size_t)view->shape[i]);
 	}
 	dtype_of_format(view->format, tensor->element_bits, tensor->dtype);
 	return tensor_measure(tensor, name);
@@ -334,9 +336,12 @@ static const struct dl_tensor *dlpack_tensor(PyObject *capsule, const char *name
 
 static bool lend_buffer(struct lent *lent, const char *name, bool writable, struct tensor *tensor)
 {
-	if (PyObject_GetBuffer(lent->object, &lent->view, PyBUF_RECORDS_RO | (writable ? PyBUF_WRITABLE : 0)))
-		return false;
-	return tensor_of_buffer(tensor, name, &lent->view);
+	if (!PyObject_GetBuffer(lent->object, &lent->view, PyBUF_RECORDS_RO | (writable ? PyBUF_WRITABLE : 0)))
+		return tensor_of_buffer(tensor, name, &lent->view);
+	if (writable && (PyErr_ExceptionMatches(PyExc_BufferError) || PyErr_ExceptionMatches(PyExc_ValueError)))
+		PyErr_Format(PyExc_BufferError, "%s: the target cannot be written in place: %R", name,
+			     (PyObject *)Py_TYPE(lent->object));
+	return false;
 }
 
 static bool lend_dlpack(struct lent *lent, const char *name, bool writable, struct tensor *tensor)
