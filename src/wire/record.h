@@ -78,13 +78,10 @@ struct digest record_digest(struct view object);
 
 /* ---- bodies, elements and index rows: fields in their order -------------------------------------------------------- */
 
-/* clang-format off: tables */
-#define REC_root(F)                                                                                         \
-	F(str, tenant)                                                                                      \
-	F(str, bundle)                                                                                      \
-	F(u64, step)                                                                                        \
-	F(u64, parent) F(u64, n_items) F(u64, n_pieces) F(u64, n_blocks) F(u64, bytes) F(u64, stored_bytes) \
-		F(list, attributes) F(list, packs) F(list, segments)
+/* clang-format off */
+#define REC_root(F)                                                                                          \
+	F(str, tenant) F(str, bundle) F(u64, step) F(u64, parent) F(u64, n_items) F(u64, n_pieces)           \
+	F(u64, n_blocks) F(u64, bytes) F(u64, stored_bytes) F(list, attributes) F(list, packs) F(list, segments)
 #define REC_tombstone(F)  F(str, tenant) F(str, bundle) F(u32, reason) F(list, packs) F(list, segments)
 #define REC_slot(F)	  F(str, tenant) F(str, bundle) F(u64, parent) F(str, node)
 #define REC_label(F)	  F(str, tenant) F(str, bundle) F(str, label) F(u64, number)
@@ -97,24 +94,20 @@ struct digest record_digest(struct view object);
 #define REC_piece(F)   F(box, box) F(u64, first_block) F(u32, n_blocks)
 
 #define ROW_bundle(F) F(u64, last) F(u64, n_versions) F(u64, latest) F(u64, changes)
-#define ROW_version(F)  \
-	F(u64, step)    \
-	F(u64, n_items) \
-	F(u64, bytes) F(u64, stored_bytes) F(u64, save_id) F(u64, epoch) F(u32, state) F(list, attributes)
+#define ROW_version(F)                                                                                       \
+	F(u64, step) F(u64, n_items) F(u64, bytes) F(u64, stored_bytes) F(u64, save_id) F(u64, epoch)        \
+	F(u32, state) F(list, attributes)
 #define ROW_slot(F)	  F(u64, save_id) F(u64, epoch) F(u64, parent)
 #define ROW_label(F)	  F(u64, number) F(u64, move) F(u64, pending_move) F(u64, pending_number)
 #define ROW_generation(F) F(u32, generation)
 
 /* struct's name, its table */
-#define RECORD_BODIES(X)                                                                                            \
-	X(rec_root, REC_root)                                                                                       \
-	X(rec_tombstone, REC_tombstone)                                                                             \
-	X(rec_slot, REC_slot)                                                                                       \
-	X(rec_label, REC_label) X(rec_generation, REC_generation) X(rec_items, REC_items) X(row_bundle, ROW_bundle) \
-		X(row_version, ROW_version) X(row_slot, ROW_slot) X(row_label, ROW_label)                           \
-			X(row_generation, ROW_generation)
-#define RECORD_ELEMENTS(X) \
-	X(rec_pack, REC_pack) X(rec_segment, REC_segment) X(rec_item, REC_item) X(rec_piece, REC_piece)
+#define RECORD_BODIES(X)                                                                                     \
+	X(rec_root, REC_root) X(rec_tombstone, REC_tombstone) X(rec_slot, REC_slot) X(rec_label, REC_label)  \
+	X(rec_generation, REC_generation) X(rec_items, REC_items) X(row_bundle, ROW_bundle)                  \
+	X(row_version, ROW_version) X(row_slot, ROW_slot) X(row_label, ROW_label)                            \
+	X(row_generation, ROW_generation)
+#define RECORD_ELEMENTS(X) X(rec_pack, REC_pack) X(rec_segment, REC_segment) X(rec_item, REC_item) X(rec_piece, REC_piece)
 /* clang-format on */
 
 enum tombstone_reason { TOMBSTONE_BURNED = 1, TOMBSTONE_DELETED = 2 };
