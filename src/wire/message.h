@@ -1,6 +1,6 @@
 /*
- * wire/message.h: every message, as one table of fields each. From the tables come the structs, the encoders and the decoders,
- * the fuzz targets and the table in docs/formats.md (tools/messages).
+ * wire/message.h: every message, as one table of fields each. From the tables come the structs, the encoders and the decoders
+ * and the fuzz target; docs/formats.md has the rules of fields and refers to here.
  *
  *	struct msg_join m = { .group = view_str("job-17"), ... };
  *	r = msg_join_encode(&m, &out);			appends the body
