@@ -22,6 +22,11 @@ const char *const fault_names[FAULTS] = {
 	FAULT_TABLE(X)
 #undef X
 };
+const char *const fault_texts[FAULTS] = {
+#define X(name, most, text) text,
+	FAULT_TABLE(X)
+#undef X
+};
 
 /* ---- dice, story, faults ---- */
 

@@ -58,7 +58,7 @@ struct faults {
 	uint32_t per_million[FAULTS]; /* drawn from the seed, or set by the test */
 	uint64_t injected[FAULTS];    /* how often each has happened */
 };
-extern const char *const fault_names[FAULTS];
+extern const char *const fault_names[FAULTS], *const fault_texts[FAULTS];
 
 enum weather { WEATHER_CALM, WEATHER_DRAWN }; /* calm: only what is injected by hand */
 enum death { DEATH_DRAWN, DEATH_PROCESS, DEATH_MACHINE };

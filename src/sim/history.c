@@ -1,0 +1,630 @@
+/*
+ * sim/history.c: the life of a cluster from its birth to the last judgement: nodes that die and return, faults as the seed wants
+ * them, then a healing, after which everything must be whole.
+ */
+#include "sim/history.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "base/log.h"
+#include "daemon/daemon.h"
+#include "sim/inside.h"
+
+#define HISTORY_NS (7200 * NS_PER_S) /* a history that takes longer does not end */
+#define POOL_BYTES (4u << 20)
+#define READY_MS   90000 /* for a healed cluster to be whole again */
+#define VERIFY_MS  60000
+#define AWAY_MS	   8000 /* of a dead node, at most */
+#define TROUBLE_MS 1500 /* between two troubles, at most */
+#define STORE	   "/store"
+#define KEYS_MAX   10000
+
+const char *const bundle_names[BUNDLES] = { "job/a", "model" };
+const char *const label_names[LABELS] = { "prod", "best" };
+const char *const deed_names[DEEDS] = {
+#define X(name, text) #name,
+	DEED_TABLE(X)
+#undef X
+};
+const char *const deed_texts[DEEDS] = {
+#define X(name, text) text,
+	DEED_TABLE(X)
+#undef X
+};
+
+static struct history *now_living; /* for listeners that have no argument */
+
+void history_fail(struct history *h, const char *format, ...)
+{
+	char words[sizeof(h->failure)];
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(words, sizeof(words), format, ap);
+	va_end(ap);
+	world_tell(h->world, NULL, "FAILED: %s", words);
+	if (!h->failure[0])
+		memcpy(h->failure, words, sizeof(words));
+}
+
+void history_deed(struct history *h, enum deed deed)
+{
+	h->coverage->deeds[deed]++;
+}
+
+int history_sleep(struct history *h, uint64_t most_ms)
+{
+	return fiber_sleep_until(h->world->now_ns + world_random(h->world, most_ms * NS_PER_MS));
+}
+
+/* ---- persons ---- */
+
+struct person *person_born(struct history *h, unsigned node)
+{
+	struct person *person = must_alloc(sizeof(*person));
+	char name[SIM_NAME_BYTES];
+
+	snprintf(name, sizeof(name), "p%u", ++h->n_persons);
+	person->h = h;
+	person->node = node;
+	person->env = world_env_new(h->world, name);
+	nursery_init(&person->nursery, h->world->loop);
+	list_append(&h->persons, &person->link);
+	return person;
+}
+
+void person_gone(struct person *person)
+{
+	nursery_fini(&person->nursery);
+	world_kill(person->env, DEATH_PROCESS);
+	list_remove(&person->link);
+	free(person);
+}
+
+static void kill_person(struct person *person)
+{
+	if (sim_env(person->env)->dead)
+		return;
+	history_deed(person->h, DEED_CLIENT_KILLED);
+	world_kill(person->env, DEATH_PROCESS);
+	nursery_cancel(&person->nursery);
+}
+
+/* ---- nodes ---- */
+
+static void node_start(struct node *n)
+{
+	struct history *h = n->h;
+	struct daemon_options o = { .node = n->name,
+				    .domain = n->name,
+				    .cluster = "sim",
+				    .listen = n->listen,
+				    .socket = n->socket + strlen("unix:"),
+				    .tenant = TENANT,
+				    .pool_bytes = POOL_BYTES,
+				    .rebuild = n->rebuild };
+	struct error e = { 0 };
+	int r = h->model_store ? model_backend_open(n->env, h->store, &o.backend) :
+				 backend_dir_open(n->env, STORE, true, &o.backend, &e);
+
+	if (!r && n->number == 0)
+		r = model_meta_open(n->env, h->engine, &o.meta);
+	else
+		o.meta_address = h->nodes[0].listen;
+	if (!r)
+		r = daemon_new(n->env, &o, &n->daemon, &e);
+	n->up = !r;
+	if (r)
+		world_tell(h->world, n->env, "does not start: %s", e.text);
+}
+
+static void node_end(struct node *n)
+{
+	n->up = false;
+	if (n->daemon)
+		daemon_stop(n->daemon);
+	daemon_free(n->daemon);
+	n->daemon = NULL;
+}
+
+/* Lives until cancelled: starts the daemon, buries it when it was killed, starts the next one after a while. */
+static int node_live(void *arg)
+{
+	struct node *n = arg;
+	struct history *h = n->h;
+	int r = 0;
+
+	while (!r) {
+		n->env = n->env ? world_revive(n->env) : world_env_new(h->world, n->name);
+		node_start(n);
+		while (!n->up && !r && !sim_env(n->env)->dead) {
+			node_end(n);
+			r = fiber_sleep_until(env_in_ms(n->env, 1000));
+			if (!r)
+				node_start(n);
+		}
+		while (!r && !sim_env(n->env)->dead)
+			r = wait_at(&n->place, FOREVER);
+		if (r && n->daemon && !sim_env(n->env)->dead)
+			history_deed(h, DEED_NODE_STOPPED);
+		node_end(n);
+		world_kill(n->env, DEATH_PROCESS);
+		if (!r && !h->healed)
+			r = history_sleep(h, AWAY_MS);
+	}
+	return r;
+}
+
+static void kill_node(struct node *n, enum deed deed)
+{
+	struct history *h = n->h;
+	bool machine = world_random(h->world, 2);
+
+	if (!n->env || sim_env(n->env)->dead)
+		return;
+	history_deed(h, deed);
+	world_kill(n->env, machine ? DEATH_MACHINE : DEATH_PROCESS);
+	wake_all(&n->place);
+	list_each(at, &h->persons) {
+		struct person *person = list_entry(at, struct person, link);
+
+		if (machine && person->node == n->number)
+			kill_person(person);
+	}
+}
+
+/* ---- listeners ---- */
+
+static void on_point(enum point point)
+{
+	struct history *h = now_living;
+
+	if (!h)
+		return;
+	h->coverage->points[point]++;
+	world_tell(h->world, NULL, "point %s", point_name(point));
+	if (h->calm || h->healed || point != h->point || !h->point_count || --h->point_count)
+		return;
+	kill_node(&h->nodes[world_random(h->world, h->n_nodes)], DEED_NODE_KILLED_AT_POINT);
+	h->point = (enum point)world_random(h->world, POINTS);
+	h->point_count = 1 + (unsigned)world_random(h->world, 3);
+}
+
+static void on_move(enum save_state from, enum save_state to)
+{
+	if (now_living)
+		now_living->coverage->moves[from][to]++;
+}
+
+static void on_log(void *arg, enum log_level level, const char *line)
+{
+	if (now_living)
+		world_tell(now_living->world, NULL, "log: %s", line);
+}
+
+/* ---- troubles ---- */
+
+static void inject_fault(struct history *h)
+{
+	static const enum fault faults[] = { FAULT_READ_FLIP, FAULT_READ_EIO, FAULT_WRITE_EIO, FAULT_NO_SPACE,
+					     FAULT_SYNC_EIO,  FAULT_NAME_EIO, FAULT_SLOW,      FAULT_LINK_TWICE,
+					     FAULT_NAME_LATE, FAULT_CUT,      FAULT_LATE,      FAULT_WIRE_FLIP };
+	char where[16];
+
+	if (h->world->n_planned == SIM_PLANNED_MAX)
+		return;
+	snprintf(where, sizeof(where), "n%u ", (unsigned)world_random(h->world, h->n_nodes));
+	world_inject(h->world, faults[world_random(h->world, ARRAY_LEN(faults))], where);
+}
+
+static void fall_silent(struct history *h)
+{
+	const char *a = h->nodes[world_random(h->world, h->n_nodes)].name,
+		   *b = h->nodes[world_random(h->world, h->n_nodes)].name;
+	unsigned how = (unsigned)world_random(h->world, 4);
+
+	world_silence(h->world, a, how == 0 ? "*" : b, how != 3);
+	if (how == 1)
+		world_silence(h->world, b, a, true);
+}
+
+static void end_silences(struct history *h)
+{
+	while (h->world->n_silences) {
+		struct silence s = h->world->silences[0];
+
+		world_silence(h->world, s.from, s.to, false);
+	}
+}
+
+static struct person *some_person(struct history *h)
+{
+	struct person *found = NULL;
+	uint64_t n = 0;
+
+	list_each(at, &h->persons)
+		if (world_random(h->world, ++n) == 0)
+			found = list_entry(at, struct person, link);
+	return found;
+}
+
+static int make_trouble(void *arg)
+{
+	struct history *h = arg;
+	int r = 0;
+
+	while (!r) {
+		struct person *person;
+
+		r = history_sleep(h, TROUBLE_MS);
+		if (r)
+			break;
+		switch (world_random(h->world, 12)) {
+		case 0:
+			kill_node(&h->nodes[world_random(h->world, h->n_nodes)], DEED_NODE_KILLED);
+			break;
+		case 1:
+			person = some_person(h);
+			if (person)
+				kill_person(person);
+			break;
+		case 2:
+			world_cut(h->world, h->nodes[world_random(h->world, h->n_nodes)].name, "*");
+			break;
+		case 3:
+			fall_silent(h);
+			break;
+		case 4:
+			end_silences(h);
+			break;
+		case 5:
+			if (!h->model_store && world_random(h->world, 3) == 0) {
+				history_deed(h, DEED_STORE_LOST_POWER);
+				world_power_loss(h->world, STORE);
+			}
+			break;
+		default:
+			inject_fault(h);
+			break;
+		}
+	}
+	return r;
+}
+
+/* ---- the healing ---- */
+
+static void heal(struct history *h)
+{
+	struct world *w = h->world;
+
+	world_tell(w, NULL, "the healing begins");
+	memset(w->faults.per_million, 0, sizeof(w->faults.per_million));
+	while (w->n_planned)
+		free(w->planned[--w->n_planned].where);
+	end_silences(h);
+	h->healed = true;
+}
+
+static void start_nodes(struct history *h)
+{
+	for (unsigned i = 0; i < h->n_nodes; i++)
+		CHECK(!fiber_start(&h->flows, "node", node_live, &h->nodes[i]));
+}
+
+static int wait_ready(struct history *h)
+{
+	uint64_t deadline_ns = h->world->now_ns + READY_MS * NS_PER_MS;
+
+	for (unsigned i = 0; i < h->n_nodes; i++) {
+		struct error e = { 0 };
+
+		while (!h->nodes[i].up || daemon_ready(h->nodes[i].daemon, &e)) {
+			if (h->world->now_ns > deadline_ns) {
+				history_fail(h, "%s does not join after %d ms in a healthy world: %s", h->nodes[i].name,
+					     READY_MS, e.text);
+				return -ETIMEDOUT;
+			}
+			int r = fiber_sleep_until(h->world->now_ns + 50 * NS_PER_MS);
+			if (r)
+				return r;
+		}
+	}
+	return 0;
+}
+
+/* Everything stops and starts again. @power: the machines lose it, instead of stopping in order. */
+static int restart(struct history *h, bool power)
+{
+	for (unsigned i = 0; power && i < h->n_nodes; i++)
+		if (h->nodes[i].env && !sim_env(h->nodes[i].env)->dead)
+			world_kill(h->nodes[i].env, DEATH_MACHINE);
+	if (power && !h->model_store) {
+		history_deed(h, DEED_STORE_LOST_POWER);
+		world_power_loss(h->world, STORE);
+	}
+	nursery_fini(&h->flows);
+	nursery_init(&h->flows, h->world->loop);
+	start_nodes(h);
+	return wait_ready(h);
+}
+
+/* ---- the last judgement ---- */
+
+/* Reads and verifies every version that is listed through @node; appends what was listed to @text. */
+static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
+{
+	struct history *h = c->h;
+	int r = client_list(c, bundle, text);
+
+	if (r == -ENOENT)
+		r = 0;
+	for (unsigned i = 0; i < h->n_attempts && !r; i++) {
+		struct attempt *a = h->attempts[i];
+		_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+		struct msg_verify m = { view_str(bundle_names[bundle]), a->version };
+		struct msg_verify_reply reply;
+		char spec[24];
+
+		if (a->bundle != bundle || !a->version)
+			continue;
+		snprintf(spec, sizeof(spec), "%" PRIu64, a->version);
+		r = client_read(c, bundle, spec);
+		bool absent = r == -ENOENT || r == -ERR_EDELETED;
+		if (absent && a->dying) {
+			a->gone = true;
+			r = 0;
+			continue;
+		}
+		if (r && a->rotten)
+			r = 0;
+		if (r)
+			history_fail(h, "version %s of %s (save %u) cannot be read in a healthy world: %s", spec,
+				     bundle_names[bundle], a->id, error_name(r));
+		if (!r)
+			r = client_call(c, MSG_VERIFY, &body, msg_verify_encode(&m, &body), VERIFY_MS, &answer);
+		if (r)
+			return r;
+		CHECK(!msg_verify_reply_decode(view_buf(&answer), &reply));
+		if (reply.damages.count && a->rotten)
+			history_deed(h, DEED_DAMAGE_FOUND);
+		if ((reply.damages.count > 0) != a->rotten)
+			history_fail(h, "verify of version %s of %s finds %u damages, and %s", spec,
+				     bundle_names[bundle], reply.damages.count,
+				     a->rotten ? "a byte is rotten" : "nothing was done to it");
+	}
+	return r;
+}
+
+static int judge(struct history *h, unsigned node, struct buf *text)
+{
+	struct person *person = person_born(h, node);
+	struct client c;
+	int r = client_begin(&c, h, person->env, h->nodes[node].socket);
+
+	for (unsigned bundle = 0; bundle < BUNDLES && !r; bundle++)
+		r = judge_bundle(&c, bundle, text);
+	client_end(&c);
+	person_gone(person);
+	if (r)
+		history_fail(h, "n%u does not serve in a healthy world: %s", node, error_name(r));
+	return r;
+}
+
+static void wake_lister(struct backend_req *req)
+{
+	wake_all(req->dst);
+}
+
+/* All keys of the store, as 0-terminated strings. */
+static int list_store(struct history *h, struct env *env, struct buf *ret)
+{
+	struct backend *backend;
+	struct waitplace place;
+	struct backend_req *req = must_alloc(sizeof(*req));
+	int r = h->model_store ? model_backend_open(env, h->store, &backend) :
+				 backend_dir_open(env, STORE, true, &backend, NULL);
+
+	CHECK(!r);
+	waitplace_init(&place);
+	*req = (struct backend_req){ .op = BACKEND_LIST, .len = KEYS_MAX, .dst = &place, .finish = wake_lister };
+	snprintf(req->key, sizeof(req->key), "t/");
+	backend_submit(backend, req);
+	(void)wait_at_shielded(&place, FOREVER);
+	r = req->result;
+	*ret = req->out;
+	free(req);
+	backend_free(backend);
+	return r;
+}
+
+static bool has_key(const struct buf *keys, const char *key)
+{
+	for (const char *at = (char *)keys->ptr; at < (char *)keys->ptr + keys->len; at += strlen(at) + 1)
+		if (strcmp(at, key) == 0)
+			return true;
+	return false;
+}
+
+/* After a rebuild each slot has come to an end: a root or a tombstone. */
+static void judge_slots(struct history *h)
+{
+	struct person *person = person_born(h, 0);
+	_cleanup_(buf_fini) struct buf keys = { 0 };
+	char root[BACKEND_KEY_MAX + 8];
+	int r = list_store(h, person->env, &keys);
+
+	if (r)
+		history_fail(h, "the store cannot be listed: %s", error_name(r));
+	for (const char *at = (char *)keys.ptr; !r && at < (char *)keys.ptr + keys.len; at += strlen(at) + 1) {
+		size_t n = strlen(at);
+
+		if (n < 5 || strcmp(at + n - 5, "/slot") != 0)
+			continue;
+		snprintf(root, sizeof(root), "%.*sroot", (int)(n - 4), at);
+		if (!has_key(&keys, root))
+			history_fail(h, "%s has no root after a rebuild", at);
+	}
+	person_gone(person);
+}
+
+static int lose_engine(struct history *h)
+{
+	history_deed(h, DEED_ENGINE_LOST);
+	world_tell(h->world, NULL, "the engine loses all");
+	nursery_fini(&h->flows);
+	nursery_init(&h->flows, h->world->loop);
+	model_records_free(h->engine);
+	h->engine = model_records_new(h->world);
+	h->nodes[0].rebuild = true;
+	start_nodes(h);
+	int r = wait_ready(h);
+	h->nodes[0].rebuild = false;
+	return r;
+}
+
+static int judge_all(struct history *h)
+{
+	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
+	int r = restart(h, world_random(h->world, 2));
+
+	for (unsigned i = 0; i < h->n_nodes && !r; i++) {
+		buf_fini(&before);
+		r = judge(h, i, &before);
+	}
+	if (!r)
+		r = job_run(h, true); /* the next save works */
+	buf_fini(&before);
+	if (!r)
+		r = judge(h, 0, &before);
+	if (!r)
+		r = lose_engine(h);
+	if (!r)
+		r = judge(h, (unsigned)world_random(h->world, h->n_nodes), &after);
+	if (!r && !view_equal(view_buf(&before), view_buf(&after)))
+		history_fail(h, "the rebuilt index differs: %.*s -- before: %.*s", (int)after.len, (char *)after.ptr,
+			     (int)before.len, (char *)before.ptr);
+	if (!r)
+		judge_slots(h);
+	return r;
+}
+
+/* ---- a whole history ---- */
+
+static int run_job(void *arg)
+{
+	return job_run(arg, false);
+}
+
+/* Runs of the job, one after the other; sometimes the next begins while the last one still lives. */
+static int run_jobs(struct history *h)
+{
+	struct nursery jobs;
+	int r = 0;
+
+	nursery_init(&jobs, h->world->loop);
+	for (uint64_t n = 1 + world_random(h->world, 3); n && !r; n--) {
+		if (h->calm) {
+			r = job_run(h, true);
+			continue;
+		}
+		CHECK(!fiber_start(&jobs, "job", run_job, h));
+		if (world_random(h->world, 4) == 0) {
+			history_deed(h, DEED_RUN_OVERTAKEN);
+			r = history_sleep(h, 1000);
+		} else {
+			r = nursery_wait(&jobs, FOREVER);
+		}
+	}
+	if (!r)
+		r = nursery_wait(&jobs, FOREVER);
+	nursery_fini(&jobs);
+	return r;
+}
+
+static int live(void *arg)
+{
+	struct history *h = arg;
+	struct nursery troubles;
+	int r = 0;
+
+	nursery_init(&h->flows, h->world->loop);
+	nursery_init(&troubles, h->world->loop);
+	start_nodes(h);
+	if (h->calm || world_random(h->world, 4))
+		r = wait_ready(h);
+	if (!h->calm)
+		CHECK(!fiber_start(&troubles, "trouble", make_trouble, h));
+	if (!r)
+		CHECK(!fiber_start(&troubles, "operator", operator_run, h));
+	if (!r)
+		r = run_jobs(h);
+	nursery_fini(&troubles);
+	heal(h);
+	if (!r)
+		r = judge_all(h);
+	nursery_fini(&h->flows);
+	return r;
+}
+
+static void draw_history(struct history *h)
+{
+	struct world *w = h->world;
+	uint64_t faults = 0;
+
+	for (int i = 0; i < FAULTS; i++)
+		faults += w->faults.per_million[i];
+	h->calm = !faults && world_random(w, 2);
+	h->n_nodes = 2 + (unsigned)world_random(w, NODES_MAX - 1);
+	h->model_store = world_random(w, 3) == 0;
+	h->store = model_records_new(w);
+	h->engine = model_records_new(w);
+	world_share(w, STORE);
+	list_init(&h->persons);
+	for (unsigned i = 0; i < h->n_nodes; i++) {
+		struct node *n = &h->nodes[i];
+
+		n->h = h;
+		n->number = i;
+		waitplace_init(&n->place);
+		snprintf(n->name, sizeof(n->name), "n%u", i);
+		snprintf(n->listen, sizeof(n->listen), "tcp:10.0.0.%u:7000", i);
+		snprintf(n->socket, sizeof(n->socket), "unix:/run/n%u", i);
+	}
+	h->point = (enum point)world_random(w, POINTS);
+	h->point_count = 1 + (unsigned)world_random(w, 3);
+	if (h->calm)
+		history_deed(h, DEED_HISTORY_CALM);
+}
+
+int history_run(uint64_t seed, FILE *story, struct coverage *coverage, uint64_t *ret_hash, char ret_failure[512])
+{
+	struct history h = { .world = world_new(seed, WEATHER_DRAWN, story), .coverage = coverage };
+
+	now_living = &h;
+	log_setup(LOG_DEBUG, on_log, NULL);
+	point_listen(on_point);
+	save_state_on_move(on_move);
+	draw_history(&h);
+	int r = world_run(h.world, HISTORY_NS, live, &h);
+	unsigned left = world_leftovers(h.world);
+	if (r)
+		history_fail(&h, "it ended with %s", error_name(r));
+	if (left || !list_empty(&h.persons))
+		history_fail(&h, "%u streams, files or arenas are left over", left);
+	now_living = NULL;
+	for (int i = 0; i < FAULTS; i++)
+		coverage->faults[i] += h.world->faults.injected[i];
+	*ret_hash = h.world->hash;
+	memcpy(ret_failure, h.failure, sizeof(h.failure));
+	world_free(h.world);
+	model_records_free(h.store);
+	model_records_free(h.engine);
+	for (unsigned i = 0; i < h.n_attempts; i++)
+		free(h.attempts[i]);
+	free(h.attempts);
+	return h.failure[0] ? -EBADMSG : 0;
+}

@@ -1,0 +1,192 @@
+/*
+ * sim/history.h: one seed's life of a cluster: daemons, ranks that save and load, an operator, and what befalls them.
+ *
+ *	truth.c		what was offered and promised, and the checks of whatever a client sees against it
+ *	client.c	a client process: libforebay's core over a simulated unix stream
+ *	rank.c		what ranks and the operator do
+ *	history.c	nodes, faults, the healing and the last judgement
+ */
+#pragma once
+
+#include "base/box.h"
+#include "base/error.h"
+#include "base/point.h"
+#include "client/core.h"
+#include "group/state.h"
+#include "sim/models.h"
+#include "sim/world.h"
+
+#define NODES_MAX   4
+#define RANKS_MAX   6
+#define STEPS_MAX   6
+#define BUNDLES	    2
+#define LABELS	    2
+#define ITEMS_MOST  6
+#define NUMBERS_MAX 64 /* versions in a bundle */
+#define TENANT	    "default"
+
+/* Counted over all seeds; none may stay at 0. */
+#define DEED_TABLE(X)                                              \
+	X(SAVE_DURABLE, "a rank was told durable")                 \
+	X(SAVE_FAILED, "a rank was told that a save failed")       \
+	X(SAVE_UNINDEXED, "a save was published but not indexed")  \
+	X(SAVE_CANCELLED, "a rank cancelled a save")               \
+	X(REPLICA_REFUSED, "replicas that differ failed a save")   \
+	X(REPLICA_DIVERGED, "replicas differed beyond the sample") \
+	X(STEP_REFUSED, "a step was saved twice")                  \
+	X(LOAD_GROUPED, "a grouped load gave what was saved")      \
+	X(LOAD_ALONE, "an ungrouped load gave what was saved")     \
+	X(LOAD_FAILED, "a load failed")                            \
+	X(LABEL_SET, "a label was moved")                          \
+	X(VERSION_DELETED, "a version was deleted")                \
+	X(LISTED, "versions were listed")                          \
+	X(RUN_OVERTAKEN, "a run began while the last one lived")   \
+	X(NODE_KILLED, "a node was killed at some time")           \
+	X(NODE_KILLED_AT_POINT, "a node was killed at a point")    \
+	X(NODE_STOPPED, "a node was stopped in order")             \
+	X(CLIENT_KILLED, "a client was killed")                    \
+	X(STORE_LOST_POWER, "the shared store lost power")         \
+	X(ENGINE_LOST, "the meta engine lost all and was rebuilt") \
+	X(DAMAGE_FOUND, "verify found a rotten byte")              \
+	X(HISTORY_CALM, "a history without faults, in which all must succeed")
+
+enum deed {
+#define X(name, text) DEED_##name,
+	DEED_TABLE(X)
+#undef X
+		DEEDS
+};
+
+struct history;
+
+struct coverage {
+	uint64_t moves[SAVE_STATES][SAVE_STATES], points[POINTS], deeds[DEEDS], faults[FAULTS];
+};
+
+/* ---- truth.c ---- */
+
+struct attempt {     /* a save, as its ranks offer it: what it contains follows from these numbers alone */
+	unsigned id; /* from 1; the version's attribute "save" */
+	unsigned bundle;
+	uint32_t ranks, copies, n_items;
+	uint64_t step, structure, content;
+	bool hinted;
+	int liar;	  /* the rank whose replica has another byte; -1: none */
+	uint64_t version; /* 0: not known to be published */
+	bool durable;	  /* somebody was told so */
+	bool shown;	  /* somebody saw it */
+	bool dying, gone; /* deletion was asked for; has been confirmed */
+	bool rotten;	  /* a stored byte was changed */
+};
+
+struct item {
+	char name[8];
+	unsigned number;
+	uint32_t bits, flags;
+	struct box whole;
+	uint64_t seed; /* 0: all zero */
+};
+#define BOXES_MAX 2 /* of one item on one rank */
+
+struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step, uint32_t ranks, uint64_t structure);
+struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t number); /* NULL: not known */
+/* The item as @rank offers it, and its boxes there: how many. */
+struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank);
+unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t rank, struct box ret[BOXES_MAX]);
+uint64_t truth_bytes(const struct item *item, const struct box *box);
+void truth_fill(const struct attempt *a, const struct item *item, const struct box *box, uint32_t rank, uint8_t *bytes);
+bool truth_equals(const struct attempt *a, const struct item *item, const struct box *box, const uint8_t *bytes);
+/* Somebody learned of a version: the attempt that it is, or NULL after saying what is wrong. */
+struct attempt *truth_seen(struct history *h, unsigned bundle, uint64_t number, uint64_t step,
+			   struct list_view attributes);
+void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable);
+
+/* ---- client.c ---- */
+
+struct client {
+	struct history *h;
+	struct env *env;
+	struct core *core;
+	struct stream *stream;
+	struct waitplace place; /* woken by whatever happens */
+	struct nursery nursery;
+	struct arena arenas[4];
+	unsigned n_arenas;
+};
+/* Connects to a node and greets: 0, or why not. Either way end it. */
+int client_begin(struct client *c, struct history *h, struct env *env, const char *address);
+void client_end(struct client *c);  /* waits, shielded; its loads, saves and groups are dropped by now */
+void client_stir(struct client *c); /* after calls on its core */
+/* The future's result. @limit_ms: if it is not over by then, the history has failed. -ECANCELED: the client was killed. */
+int client_await(struct client *c, struct core_future *future, uint64_t limit_ms, const char *what);
+/* Takes @body, encoded with the result @r. */
+int client_call(struct client *c, enum msg_type type, struct buf *body, int r, uint32_t deadline_ms,
+		struct buf *answer);
+/* A label or a number in @spec; fills @ret_open, whose views lie in @answer. */
+int client_open(struct client *c, unsigned bundle, const char *spec, uint64_t group, struct buf *answer,
+		struct msg_open_reply *ret_open);
+/* Loads boxes of @a and compares: as rank @rank of @ranks, or whole when @ranks is 0. */
+int client_load(struct client *c, struct core_group *group, uint64_t handle, const struct attempt *a, uint32_t rank,
+		uint32_t ranks);
+/* Looks at the whole version: items, bytes. @a: what it must be. */
+int client_read(struct client *c, unsigned bundle, const char *spec);
+int client_list(struct client *c, unsigned bundle, struct buf *ret_text); /* checks; appends all that it says */
+
+/* ---- rank.c ---- */
+
+int job_run(struct history *h, bool must); /* one run of a job: waits until its ranks are gone */
+int operator_run(void *history);	   /* until cancelled */
+
+/* ---- history.c ---- */
+
+struct node {
+	struct history *h;
+	unsigned number;
+	char name[SIM_NAME_BYTES], listen[32], socket[32];
+	struct env *env;
+	struct daemon *daemon;
+	bool up, rebuild;
+	struct waitplace place; /* woken when it was killed */
+};
+
+struct person { /* a client process that may be killed */
+	struct history *h;
+	struct list link;
+	struct env *env;
+	unsigned node;
+	struct nursery nursery;
+};
+
+struct history {
+	struct world *world;
+	struct coverage *coverage;
+	char failure[512]; /* the first */
+	bool calm;	   /* nothing is done to it: all must succeed */
+	bool healed;
+	struct node nodes[NODES_MAX];
+	unsigned n_nodes, n_runs, n_persons, serial;
+	bool model_store;
+	struct model_records *store, *engine;
+	struct nursery flows;
+	struct list persons;
+	enum point point; /* where a node dies, the count-th time it is reached */
+	unsigned point_count;
+	struct attempt **attempts;
+	unsigned n_attempts;
+	struct {
+		uint64_t possible[NUMBERS_MAX]; /* numbers that it may have; the first is certain if n is 1 */
+		unsigned n;
+	} labels[BUNDLES][LABELS];
+	uint64_t staged_structure;
+};
+
+extern const char *const bundle_names[BUNDLES], *const label_names[LABELS], *const deed_names[DEEDS],
+										    *const deed_texts[DEEDS];
+
+void history_fail(struct history *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void history_deed(struct history *h, enum deed deed);
+int history_sleep(struct history *h, uint64_t most_ms); /* a random time */
+struct person *person_born(struct history *h, unsigned node);
+void person_gone(struct person *person); /* waits, shielded */
+/* 0, or what is wrong, also in @ret_failure. @ret_hash: of its story. */
+int history_run(uint64_t seed, FILE *story, struct coverage *coverage, uint64_t *ret_hash, char ret_failure[512]);

@@ -1,0 +1,539 @@
+/*
+ * sim/rank.c: what client processes do. A job is one run of a group: its ranks join, save and load in the same order, each at its own
+ * pace, and leave. The operator lists, reads, labels and deletes meanwhile.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/history.h"
+#include "sim/inside.h"
+
+#define PACE_MS	      400 /* between two steps, at most */
+#define CONNECT_TRIES 40
+#define CONNECT_MS    500
+#define JOIN_MS	      30000
+#define CALL_MS	      20000
+#define CAPTURED_MS   620000 /* a gather that does not come together ends by then */
+#define STAGED_MS     1300000
+#define DURABLE_MS    1900000
+#define PARTS_MAX     (ITEMS_MOST * BOXES_MAX)
+
+enum step_kind { STEP_SAVE, STEP_LOAD };
+struct step {
+	enum step_kind kind;
+	bool drawn; /* the first rank to come decides what it is about */
+	struct attempt *attempt;
+};
+
+struct rank {
+	struct run *job;
+	uint32_t number;
+	struct person *person;
+	struct client client;
+	struct core_group *group;
+	struct nursery saves;
+};
+
+struct run {
+	struct history *h;
+	char run[16];
+	uint32_t n_ranks, copies;
+	unsigned n_steps, bundle;
+	uint64_t structure, first_step;
+	bool must; /* nothing stands in its way: all must succeed */
+	struct step steps[STEPS_MAX];
+	struct rank ranks[RANKS_MAX];
+};
+
+/* ---- saves ---- */
+
+struct part {
+	uint8_t *bytes;
+	size_t n;
+};
+
+struct saving { /* one rank's part of one save */
+	struct rank *rank;
+	struct attempt *attempt;
+	struct core_save *save;
+	struct core_future stages[CORE_STAGES];
+	struct part parts[PARTS_MAX];
+	unsigned n_parts;
+	bool cancelled;
+};
+
+static void fill(struct saving *s)
+{
+	struct box boxes[BOXES_MAX];
+
+	for (unsigned i = 0; i < s->attempt->n_items; i++) {
+		struct item item = truth_item(s->attempt, i, s->rank->number);
+		unsigned n = truth_boxes(s->attempt, &item, s->rank->number, boxes);
+
+		for (unsigned b = 0; b < n; b++) {
+			struct part *part = &s->parts[s->n_parts++];
+			struct error e = { 0 };
+
+			part->n = truth_bytes(&item, &boxes[b]);
+			part->bytes = must_alloc(part->n);
+			truth_fill(s->attempt, &item, &boxes[b], s->rank->number, part->bytes);
+			struct core_item offer = { .name = view_str(item.name),
+						   .dtype = view_str("t"),
+						   .element_bits = item.bits,
+						   .flags = item.flags,
+						   .whole = item.whole,
+						   .box = boxes[b],
+						   .data = part->bytes };
+			if (core_save_add(s->save, &offer, &e))
+				history_fail(s->rank->job->h, "item %s cannot be offered: %s", item.name, e.text);
+		}
+	}
+}
+
+/* The rank may do with its buffers as it likes. */
+static void drop_parts(struct saving *s)
+{
+	while (s->n_parts) {
+		struct part *part = &s->parts[--s->n_parts];
+
+		memset(part->bytes, 0xbb, part->n);
+		free(part->bytes);
+	}
+}
+
+static void save_over(struct saving *s)
+{
+	struct client *c = &s->rank->client;
+
+	for (int i = 0; i < CORE_STAGES; i++)
+		core_future_forget(&s->stages[i]);
+	core_save_cancel(s->save);
+	while (!core_save_is_quiet(s->save) && !core_save_is_over(s->save, CORE_CAPTURED))
+		(void)wait_at_shielded(&c->place, env_in_ms(c->env, 1));
+	drop_parts(s);
+	core_save_drop(s->save);
+	client_stir(c);
+	free(s);
+}
+
+static void note_end(struct saving *s, int r)
+{
+	struct history *h = s->rank->job->h;
+	struct attempt *a = s->attempt;
+
+	if (!r) {
+		truth_published(h, a, core_save_version(s->save), true);
+		const struct core_stats *stats = core_save_stats(s->save);
+		for (size_t i = 0; i < stats->n; i++)
+			if (strcmp(stats->stats[i].name, "diverged_blocks") == 0 && stats->stats[i].value)
+				history_deed(h, DEED_REPLICA_DIVERGED);
+	}
+	history_deed(h, !r		     ? DEED_SAVE_DURABLE :
+			s->cancelled	     ? DEED_SAVE_CANCELLED :
+			r == -ERR_EREPLICA   ? DEED_REPLICA_REFUSED :
+			r == -ERR_ESTEP	     ? DEED_STEP_REFUSED :
+			r == -ERR_EUNINDEXED ? DEED_SAVE_UNINDEXED :
+					       DEED_SAVE_FAILED);
+	bool expected = !r || s->cancelled || r == -ERR_EREPLICA || r == -ERR_ESTEP;
+	if (r == -ERR_EREPLICA && a->liar < 0)
+		history_fail(h, "save %u: equal replicas are called different", a->id);
+	if (s->rank->job->must && !expected && r != -ECANCELED)
+		history_fail(h, "save %u of rank %u failed although nothing was in its way: %s", a->id, s->rank->number,
+			     s->stages[CORE_DURABLE].error.code ? s->stages[CORE_DURABLE].error.text : error_name(r));
+}
+
+/* Until the last stage is over. */
+static int follow(void *arg)
+{
+	static const uint64_t limits_ms[CORE_STAGES] = { CAPTURED_MS, STAGED_MS, DURABLE_MS };
+	static const char *const names[CORE_STAGES] = { "captured", "staged", "durable" };
+	struct saving *s = arg;
+	int r = 0;
+
+	for (int stage = 0; stage < CORE_STAGES && !r; stage++) {
+		r = client_await(&s->rank->client, &s->stages[stage], limits_ms[stage], names[stage]);
+		if (!r)
+			world_tell(s->rank->job->h->world, s->rank->client.env, "save %u is %s", s->attempt->id,
+				   names[stage]);
+		if (!r && stage == CORE_CAPTURED)
+			drop_parts(s);
+	}
+	if (!fiber_cancelled())
+		note_end(s, r);
+	save_over(s);
+	return 0;
+}
+
+static int begin_save(struct rank *k, struct step *step)
+{
+	struct attempt *a = step->attempt;
+	_cleanup_(list_buf_fini) struct list_buf attributes = { 0 };
+	struct saving *s = must_alloc(sizeof(*s));
+	char id[16];
+
+	snprintf(id, sizeof(id), "%u", a->id);
+	struct elem_attribute attribute = { view_str("save"), view_str(id) };
+	CHECK(!elem_attribute_append(&attributes, &attribute));
+	struct core_save_options options = { .bundle = view_str(bundle_names[a->bundle]),
+					     .step = a->step,
+					     .copies = a->copies,
+					     .same_structure = a->hinted,
+					     .attributes = list_buf_view(&attributes) };
+	*s = (struct saving){ .rank = k, .attempt = a };
+	CHECK(!core_save_new(k->group, &options, &s->save, NULL));
+	fill(s);
+	for (int i = 0; i < CORE_STAGES; i++) {
+		core_future_init(&s->stages[i], NULL);
+		core_save_attach(s->save, (enum core_stage)i, &s->stages[i]);
+	}
+	world_tell(k->job->h->world, k->client.env, "offers save %u: step %" PRIu64 " of %s, %u boxes%s", a->id,
+		   a->step, bundle_names[a->bundle], s->n_parts, a->hinted ? ", hinted" : "");
+	int r = core_save_submit(s->save, NULL);
+	if (r) {
+		save_over(s);
+		return r;
+	}
+	client_stir(&k->client);
+	CHECK(!fiber_start(&k->saves, "follow", follow, s));
+	if (!k->job->must && world_random(k->job->h->world, 60) == 0) {
+		s->cancelled = true;
+		core_save_cancel(s->save);
+		client_stir(&k->client);
+	} else if (world_random(k->job->h->world, 2)) { /* trains on once its buffers are free */
+		struct core_future captured;
+
+		core_future_init(&captured, NULL);
+		core_save_attach(s->save, CORE_CAPTURED, &captured);
+		r = client_await(&k->client, &captured, CAPTURED_MS, "captured");
+		core_future_forget(&captured);
+	}
+	return r == -ECANCELED && fiber_cancelled() ? r : 0;
+}
+
+/* ---- the ranks of a job ---- */
+
+static struct attempt *known_version(struct history *h, unsigned bundle)
+{
+	struct attempt *found = NULL;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < h->n_attempts; i++) {
+		struct attempt *a = h->attempts[i];
+
+		if (a->bundle == bundle && a->version && !a->dying && world_random(h->world, ++n) == 0)
+			found = a;
+	}
+	return found;
+}
+
+/* The first rank that comes to a step says what it is about. */
+static void draw_step(struct run *job, unsigned i)
+{
+	struct history *h = job->h;
+	struct step *step = &job->steps[i];
+
+	if (step->drawn)
+		return;
+	step->drawn = true;
+	if (step->kind == STEP_LOAD) {
+		step->attempt = known_version(h, job->bundle);
+		return;
+	}
+	bool same = i > 0 && world_random(h->world, 4) != 0;
+	uint64_t number = job->first_step + i;
+	if (i && world_random(h->world, 30) == 0)
+		number--; /* once more, which is refused if the last one was a save that worked */
+	if (!same)
+		job->structure = world_random(h->world, UINT64_MAX);
+	step->attempt = truth_attempt(h, job->bundle, number, job->n_ranks, job->structure);
+	step->attempt->hinted = same && world_random(h->world, 4) != 0;
+	step->attempt->copies = job->copies;
+	if (job->n_ranks > 1 && world_random(h->world, 12) == 0)
+		step->attempt->liar = (int)world_random(h->world, job->n_ranks);
+}
+
+static int load_step(struct rank *k, const struct attempt *a)
+{
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_open_reply open;
+	char number[24];
+
+	if (!a)
+		return 0;
+	snprintf(number, sizeof(number), "%" PRIu64, a->version);
+	int r = client_open(&k->client, a->bundle, number, core_group_handle(k->group), &answer, &open);
+	if (r)
+		return a->dying ? 0 : r;
+	if (truth_seen(k->job->h, a->bundle, open.number, open.step, open.attributes) != a)
+		return -EPROTO;
+	r = client_load(&k->client, k->group, open.handle, a, k->number, k->job->n_ranks);
+	return r && a->dying ? 0 : r;
+}
+
+static int connect_somehow(struct rank *k)
+{
+	struct history *h = k->job->h;
+	int r = -EAGAIN;
+
+	for (int tries = 0; r && r != -ECANCELED && r != -ESHUTDOWN && tries < CONNECT_TRIES; tries++) {
+		if (tries) {
+			client_end(&k->client);
+			r = fiber_sleep_until(env_in_ms(k->person->env, CONNECT_MS));
+			if (r)
+				break;
+		}
+		r = client_begin(&k->client, h, k->person->env, h->nodes[k->person->node].socket);
+	}
+	return r;
+}
+
+static int join(struct rank *k)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct msg_join m = { view_str("job"), view_str(k->job->run), k->number, k->job->n_ranks };
+	struct msg_join_reply reply;
+	int r = client_call(&k->client, MSG_JOIN, &body, msg_join_encode(&m, &body), JOIN_MS, &answer);
+
+	if (!r)
+		CHECK(!msg_join_reply_decode(view_buf(&answer), &reply) &&
+		      !core_group_new(k->client.core, &reply, &k->group));
+	return r;
+}
+
+static int walk_steps(struct rank *k)
+{
+	struct run *job = k->job;
+	int r = connect_somehow(k);
+
+	if (!r)
+		r = join(k);
+	for (unsigned i = 0; !r && i < job->n_steps; i++) {
+		r = history_sleep(job->h, PACE_MS);
+		if (r)
+			break;
+		draw_step(job, i);
+		r = job->steps[i].kind == STEP_SAVE ? begin_save(k, &job->steps[i]) :
+						      load_step(k, job->steps[i].attempt);
+		if (r && !job->must && r != -ECANCELED && !core_check(k->client.core, NULL) &&
+		    world_random(job->h->world, 2))
+			r = 0; /* tries to go on */
+	}
+	if (!r)
+		r = nursery_wait(&k->saves, FOREVER); /* each has its limit */
+	return r;
+}
+
+static int rank_live(void *arg)
+{
+	struct rank *k = arg;
+	struct run *job = k->job;
+
+	nursery_init(&k->saves, job->h->world->loop);
+	int r = walk_steps(k);
+	if (r && job->must)
+		history_fail(job->h, "rank %u of %s failed although nothing was in its way: %s", k->number, job->run,
+			     error_name(r));
+	if (k->client.core && !core_check(k->client.core, NULL) && sim_env(k->person->env)->dead)
+		core_lose(k->client.core, -ESHUTDOWN, "the client was killed");
+	nursery_fini(&k->saves);
+	if (k->group) {
+		core_group_leave(k->group);
+		client_stir(&k->client);
+		(void)fiber_sleep_until(env_in_ms(k->person->env, 1)); /* its last words leave */
+	}
+	client_end(&k->client);
+	return 0;
+}
+
+static void draw_job(struct run *job, struct history *h, bool must)
+{
+	struct world *w = h->world;
+
+	job->h = h;
+	job->must = must;
+	snprintf(job->run, sizeof(job->run), "run-%u", ++h->n_runs);
+	job->n_ranks = 1 + (uint32_t)world_random(w, RANKS_MAX);
+	job->n_steps = 1 + (unsigned)world_random(w, STEPS_MAX);
+	job->bundle = (unsigned)world_random(w, BUNDLES);
+	job->first_step = 10 * h->n_runs;
+	job->copies = 1 + (uint32_t)world_random(w, h->n_nodes < 3 ? h->n_nodes : 3);
+	for (unsigned i = 0; i < job->n_steps; i++)
+		job->steps[i].kind = world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
+	if (must)
+		job->steps[0].kind = STEP_SAVE;
+}
+
+int job_run(struct history *h, bool must)
+{
+	struct run *job = must_alloc(sizeof(*job));
+
+	draw_job(job, h, must);
+	world_tell(h->world, NULL, "%s begins: %u ranks, %u steps, %u copies", job->run, job->n_ranks, job->n_steps,
+		   job->copies);
+	for (uint32_t i = 0; i < job->n_ranks; i++) {
+		struct rank *k = &job->ranks[i];
+
+		*k = (struct rank){ .job = job, .number = i };
+		k->person = person_born(h, (unsigned)world_random(h->world, h->n_nodes));
+		CHECK(!fiber_start(&k->person->nursery, "rank", rank_live, k));
+	}
+	for (uint32_t i = 0; i < job->n_ranks; i++) {
+		(void)nursery_wait(&job->ranks[i].person->nursery, FOREVER);
+		person_gone(job->ranks[i].person);
+	}
+	world_tell(h->world, NULL, "%s is over", job->run);
+	free(job);
+	return 0;
+}
+
+/* ---- the operator ---- */
+
+static bool may_have(const struct history *h, unsigned bundle, unsigned label, uint64_t number)
+{
+	for (unsigned i = 0; i < h->labels[bundle][label].n; i++)
+		if (h->labels[bundle][label].possible[i] == number)
+			return true;
+	return false;
+}
+
+static int set_label(struct client *c, unsigned bundle, const struct attempt *a)
+{
+	struct history *h = c->h;
+	unsigned label = (unsigned)world_random(h->world, LABELS);
+	typeof(h->labels[0][0]) *known = &h->labels[bundle][label];
+	struct msg_label m = { view_str(bundle_names[bundle]), view_str(label_names[label]), UINT64_MAX,
+			       a && world_random(h->world, 6) ? a->version : 0 };
+	struct buf body = { 0 };
+	bool sure = known->n <= 1;
+
+	if (known->n == NUMBERS_MAX)
+		return 0;
+	if (!known->n)
+		known->possible[known->n++] = 0;
+	if (!may_have(h, bundle, label, m.number))
+		known->possible[known->n++] = m.number;
+	int r = client_call(c, MSG_LABEL, &body, msg_label_encode(&m, &body), CALL_MS, NULL);
+	if (!r) {
+		history_deed(h, DEED_LABEL_SET);
+		known->possible[0] = sure ? m.number : known->possible[0];
+		known->n = sure ? 1 : known->n;
+	}
+	return r == -ENOENT ? 0 : r;
+}
+
+static int open_label(struct client *c, unsigned bundle)
+{
+	unsigned label = (unsigned)world_random(c->h->world, LABELS);
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_open_reply open;
+	int r = client_open(c, bundle, label_names[label], 0, &answer, &open);
+
+	if (!r && truth_seen(c->h, bundle, open.number, open.step, open.attributes) &&
+	    !may_have(c->h, bundle, label, open.number))
+		history_fail(c->h, "label %s of %s leads to version %" PRIu64 ", to which it was never set",
+			     label_names[label], bundle_names[bundle], open.number);
+	if (r == -ENOENT && c->h->labels[bundle][label].n && !may_have(c->h, bundle, label, 0))
+		history_fail(c->h, "label %s of %s is not there", label_names[label], bundle_names[bundle]);
+	return r == -ENOENT ? 0 : r;
+}
+
+static int delete_one(struct client *c, struct attempt *a)
+{
+	struct msg_delete m = { 0 };
+	struct buf body = { 0 };
+
+	if (!a)
+		return 0;
+	m.bundle = view_str(bundle_names[a->bundle]);
+	m.number = a->version;
+	a->dying = true;
+	int r = client_call(c, MSG_DELETE, &body, msg_delete_encode(&m, &body), CALL_MS, NULL);
+	if (!r) {
+		a->gone = true;
+		history_deed(c->h, DEED_VERSION_DELETED);
+	}
+	if (r == -EBUSY)
+		a->dying = false;
+	return r == -EBUSY ? 0 : r;
+}
+
+/* What has been promised is there: reads one durable version. */
+static int read_one(struct client *c, const struct attempt *a)
+{
+	char spec[24] = "latest";
+
+	if (!a)
+		return 0;
+	bool durable = a->durable;
+	if (world_random(c->h->world, 3))
+		snprintf(spec, sizeof(spec), "%" PRIu64, a->version);
+	int r = client_read(c, a->bundle, spec);
+	if ((r == -ENOENT || r == -ERR_EDELETED) && durable && !a->dying)
+		history_fail(c->h, "version %" PRIu64 " of %s was durable and is not found as %s", a->version,
+			     bundle_names[a->bundle], spec);
+	return r == -ENOENT || r == -ERR_EDELETED ? 0 : r;
+}
+
+static int operate(struct client *c)
+{
+	struct history *h = c->h;
+	unsigned bundle = (unsigned)world_random(h->world, BUNDLES);
+	struct attempt *a = known_version(h, bundle);
+	_cleanup_(buf_fini) struct buf text = { 0 };
+	int r = 0;
+
+	switch (world_random(h->world, 8)) {
+	case 0:
+	case 1:
+		r = client_list(c, bundle, &text);
+		if (!r)
+			history_deed(h, DEED_LISTED);
+		return r;
+	case 2:
+		return set_label(c, bundle, a);
+	case 3:
+		return open_label(c, bundle);
+	case 4:
+		return delete_one(c, a);
+	default:
+		return read_one(c, a);
+	}
+}
+
+static int operator_live(void *arg)
+{
+	struct person *person = arg;
+	struct history *h = person->h;
+	struct client c;
+	int r = client_begin(&c, h, person->env, h->nodes[person->node].socket);
+
+	for (unsigned i = 0; !r && i < 10; i++) {
+		r = history_sleep(h, 2 * PACE_MS);
+		if (!r)
+			r = operate(&c);
+		if (r && r != -ECANCELED && h->calm)
+			history_fail(h, "the operator failed although nothing was in its way: %s", error_name(r));
+		if (r != -ECANCELED && !core_check(c.core, NULL))
+			r = 0;
+	}
+	client_end(&c);
+	return 0;
+}
+
+int operator_run(void *arg)
+{
+	struct history *h = arg;
+	int r = 0;
+
+	while (!r) {
+		struct person *person = person_born(h, (unsigned)world_random(h->world, h->n_nodes));
+
+		CHECK(!fiber_start(&person->nursery, "operator", operator_live, person));
+		(void)nursery_wait(&person->nursery, FOREVER);
+		person_gone(person);
+		r = history_sleep(h, PACE_MS);
+	}
+	return r;
+}

@@ -1,0 +1,243 @@
+/*
+ * sim/truth.c: the reference model. What a save contains follows from a few numbers, so that nothing needs to be kept: each byte of an
+ * item is a function of the save, the item and its place. Against that, and against what was promised, whatever a client sees is
+ * checked.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/history.h"
+#include "sim/inside.h"
+
+enum sharding { SHARD, STRIPE, GRID, PAIR, REPLICA, ALONE, BLOB, SHARDINGS };
+
+static uint64_t mix(uint64_t seed, uint64_t n)
+{
+	uint64_t z = seed + (n + 1) * UINT64_C(0x9e3779b97f4a7c15);
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return z ^ (z >> 31);
+}
+
+/* ---- what a save contains ---- */
+
+static uint64_t trait(const struct attempt *a, unsigned item, unsigned n, uint64_t below)
+{
+	return mix(a->structure, item * 64 + n) % below;
+}
+
+static enum sharding sharding_of(const struct attempt *a, unsigned i)
+{
+	return (enum sharding)trait(a, i, 0, SHARDINGS);
+}
+
+struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
+{
+	static const uint32_t sizes[] = { 0, 3, 5, 8, 16, 40, 40, 700 }; /* 700 x 40 x 4 bytes: over 64 KiB */
+	static const uint32_t bits[] = { 8, 16, 32, 32, 64, 4 };
+	struct item item = { .number = i, .bits = bits[trait(a, i, 1, ARRAY_LEN(bits))] };
+
+	snprintf(item.name, sizeof(item.name), "i%02u", i);
+	item.whole.ndim = (uint32_t)trait(a, i, 2, 4);
+	for (unsigned d = 0; d < item.whole.ndim; d++)
+		item.whole.count[d] = sizes[trait(a, i, 3 + d, d == 0 ? ARRAY_LEN(sizes) : ARRAY_LEN(sizes) - 1)];
+	if (sharding_of(a, i) == BLOB) {
+		item.flags = ITEM_LOWEST_WINS;
+		item.bits = 8;
+		item.whole = (struct box){ .ndim = 1, .count = { trait(a, i, 6, 3000) * (rank + 1) } };
+	}
+	if (item.bits == 4 && (item.whole.ndim != 2 || sharding_of(a, i) == GRID || item.whole.count[1] % 2))
+		item.bits = 8;
+	if (trait(a, i, 7, 40) == 0) { /* more than the sample looks at */
+		item.bits = 8;
+		item.whole = (struct box){ .ndim = 1, .count = { 400000 } };
+	}
+	bool zero = trait(a, i, 8, 6) == 0;
+	item.seed = zero ? 0 : mix(a->content, i) | 1;
+	if (item.seed && item.flags)
+		item.seed += 2 * rank;
+	return item;
+}
+
+static struct box slice(const struct box *whole, unsigned dim, uint64_t part, uint64_t parts)
+{
+	struct box box = *whole;
+	uint64_t from = whole->count[dim] * part / parts, to = whole->count[dim] * (part + 1) / parts;
+
+	box.start[dim] += from;
+	box.count[dim] = to - from;
+	return box;
+}
+
+unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t rank, struct box ret[BOXES_MAX])
+{
+	enum sharding how = sharding_of(a, item->number);
+	uint32_t ranks = a->ranks, rows = ranks % 2 ? 1 : 2;
+
+	if (how == GRID && item->whole.ndim < 2)
+		how = SHARD;
+	if (!item->whole.ndim && (how == SHARD || how == STRIPE || how == PAIR))
+		how = REPLICA;
+	ret[0] = item->whole;
+	switch (how) {
+	case SHARD:
+		ret[0] = slice(&item->whole, 0, rank, ranks);
+		return 1;
+	case STRIPE:
+		ret[0] = slice(&item->whole, 0, rank, 2 * ranks);
+		ret[1] = slice(&item->whole, 0, rank + ranks, 2 * ranks);
+		return 2;
+	case GRID:
+		ret[0] = slice(&item->whole, 0, rank % rows, rows);
+		ret[0] = slice(&ret[0], 1, rank / rows, ranks / rows);
+		return 1;
+	case PAIR:
+		ret[0] = slice(&item->whole, 0, rank / 2, (ranks + 1) / 2);
+		return 1;
+	case ALONE:
+		return rank == trait(a, item->number, 9, ranks);
+	default:
+		return 1;
+	}
+}
+
+uint64_t truth_bytes(const struct item *item, const struct box *box)
+{
+	uint64_t bytes = 0;
+
+	CHECK(box_bytes(box, item->bits, &bytes) == 0);
+	return bytes;
+}
+
+/* Bytes [@offset, @offset + @n) of an item: written to @p, or compared with it. */
+static bool content(uint64_t seed, uint64_t offset, uint8_t *p, size_t n, bool compare)
+{
+	while (n) {
+		uint64_t word = seed ? mix(seed, offset / 8) : 0;
+		size_t skip = offset % 8, part = 8 - skip < n ? 8 - skip : n;
+
+		if (!compare)
+			memcpy(p, (uint8_t *)&word + skip, part);
+		else if (memcmp(p, (uint8_t *)&word + skip, part) != 0)
+			return false;
+		p += part;
+		offset += part;
+		n -= part;
+	}
+	return true;
+}
+
+static bool content_box(const struct item *item, const struct box *box, uint8_t *bytes, bool compare)
+{
+	struct box_walk walk;
+	uint64_t at, part, n;
+	bool equal = true;
+
+	if (!truth_bytes(item, box))
+		return true;
+	CHECK(box_walk_init(&walk, &item->whole, box, item->bits) == 0);
+	while (equal && box_walk_next(&walk, &at, &part, &n))
+		equal = content(item->seed, at, bytes + part, n, compare);
+	return equal;
+}
+
+/* Where the liar's replica differs, in an item that several ranks offer whole: past the first page, which every sample has. */
+static uint8_t *lie(const struct attempt *a, const struct item *item, const struct box *box, uint8_t *bytes)
+{
+	uint64_t n = truth_bytes(item, box);
+
+	if (a->liar < 0 || sharding_of(a, item->number) != REPLICA || !n || !box_equal(box, &item->whole))
+		return NULL;
+	return bytes + (n > 5000 ? 4096 + mix(a->content, 99) % (n - 4999) : n / 2);
+}
+
+void truth_fill(const struct attempt *a, const struct item *item, const struct box *box, uint32_t rank, uint8_t *bytes)
+{
+	uint8_t *other = lie(a, item, box, bytes);
+
+	(void)content_box(item, box, bytes, false);
+	if (other && (int)rank == a->liar)
+		*other ^= 1;
+}
+
+bool truth_equals(const struct attempt *a, const struct item *item, const struct box *box, const uint8_t *bytes)
+{
+	uint64_t n = truth_bytes(item, box);
+	uint8_t *copy = NULL, *other;
+	bool equal = content_box(item, box, (uint8_t *)bytes, true);
+
+	if (equal || a->liar < 0 || !a->hinted)
+		return equal;
+	copy = must_alloc(n); /* the liar's byte may have been published: nobody looked at it */
+	memcpy(copy, bytes, n);
+	other = lie(a, item, box, copy);
+	if (other)
+		*other ^= 1;
+	equal = other && content_box(item, box, copy, true);
+	free(copy);
+	return equal;
+}
+
+/* ---- what was promised ---- */
+
+struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step, uint32_t ranks, uint64_t structure)
+{
+	struct attempt *a = must_alloc(sizeof(*a));
+
+	*a = (struct attempt){ .id = h->n_attempts + 1,
+			       .bundle = bundle,
+			       .step = step,
+			       .ranks = ranks,
+			       .structure = structure,
+			       .content = world_random(h->world, UINT64_MAX),
+			       .liar = -1 };
+	a->n_items = (uint32_t)(mix(structure, 1000) % (ITEMS_MOST + 1));
+	a->copies = 1;
+	h->attempts = reallocarray(h->attempts, a->id, sizeof(*h->attempts));
+	CHECK(h->attempts);
+	return h->attempts[h->n_attempts++] = a;
+}
+
+struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t number)
+{
+	for (unsigned i = 0; i < h->n_attempts; i++)
+		if (h->attempts[i]->bundle == bundle && h->attempts[i]->version == number)
+			return h->attempts[i];
+	return NULL;
+}
+
+void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable)
+{
+	struct attempt *other = truth_version(h, a->bundle, number);
+
+	if (!number || (other && other != a) || (a->version && a->version != number))
+		history_fail(h, "save %u is version %" PRIu64 ", which is %s%u; it was %" PRIu64 " before", a->id,
+			     number, other ? "save " : "no save: ", other ? other->id : 0, a->version);
+	a->version = number;
+	a->durable |= durable;
+}
+
+struct attempt *truth_seen(struct history *h, unsigned bundle, uint64_t number, uint64_t step,
+			   struct list_view attributes)
+{
+	struct elem_attribute attribute;
+	unsigned id = 0;
+
+	while (!elem_attribute_next(&attributes, &attribute))
+		if (view_equal(attribute.key, view_str("save")) && attribute.value.len < 8)
+			for (size_t i = 0; i < attribute.value.len; i++)
+				id = id * 10 + attribute.value.ptr[i] - '0';
+	struct attempt *a = id && id <= h->n_attempts ? h->attempts[id - 1] : NULL;
+	if (!a || a->bundle != bundle || a->step != step) {
+		history_fail(h, "version %" PRIu64 " of %s, step %" PRIu64 ", is of save %u, which was another", number,
+			     bundle_names[bundle], step, id);
+		return NULL;
+	}
+	if (a->gone)
+		history_fail(h, "version %" PRIu64 " of %s was deleted, and is seen", number, bundle_names[bundle]);
+	truth_published(h, a, number, false);
+	a->shown = true;
+	return a;
+}
