@@ -1,0 +1,76 @@
+#include "cli/text.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *size(uint64_t bytes)
+{
+	static char text[TEXT_SIZE_MAX];
+
+	text_size(bytes, text);
+	return text;
+}
+
+static void sizes_are_short(void **state)
+{
+	assert_string_equal(size(0), "0 B");
+	assert_string_equal(size(999), "999 B");
+	assert_string_equal(size(1000), "1.0 KiB");
+	assert_string_equal(size(1536), "1.5 KiB");
+	assert_string_equal(size(90900000), "86.7 MiB");
+	assert_string_equal(size(UINT64_C(300) << 30), "300 GiB");
+	assert_string_equal(size(UINT64_MAX), "16.0 EiB");
+}
+
+static void sizes_are_read_with_units(void **state)
+{
+	uint64_t value = 5;
+
+	assert_int_equal(text_parse_size("64M", &value), 0);
+	assert_int_equal(value, 64 << 20);
+	assert_int_equal(text_parse_size("100", &value), 0);
+	assert_int_equal(value, 100);
+	assert_int_equal(text_parse_size("1x", &value), -EINVAL);
+	assert_int_equal(text_parse_size("-1", &value), -EINVAL);
+	assert_int_equal(text_parse_size("", &value), -EINVAL);
+	assert_int_equal(text_parse_size("99999999T", &value), -EINVAL);
+	assert_int_equal(text_parse_size("1MB", &value), -EINVAL);
+	assert_int_equal(value, 100);
+}
+
+static void names_cannot_command_a_terminal(void **state)
+{
+	char *text = NULL;
+	size_t len = 0;
+	FILE *out = open_memstream(&text, &len);
+
+	assert_int_equal(text_print(out, "a\033[31m\xc2\x9b\xc3\xa4\n"), 1 + 4 + 4 + 4 + 1 + 4);
+	fclose(out);
+	assert_string_equal(text, "a\\x1b[31m\\x9b\xc3\xa4\\x0a");
+	free(text);
+}
+
+static void numbers_beyond_a_readers_range_are_strings(void **state)
+{
+	json_t *large = json_u64(UINT64_MAX), *small = json_u64(12);
+
+	assert_string_equal(json_string_value(large), "18446744073709551615");
+	assert_int_equal(json_integer_value(small), 12);
+	json_decref(large);
+	json_decref(small);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sizes_are_short),
+		cmocka_unit_test(sizes_are_read_with_units),
+		cmocka_unit_test(names_cannot_command_a_terminal),
+		cmocka_unit_test(numbers_beyond_a_readers_range_are_strings),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
