@@ -298,7 +298,7 @@ static int look(struct up *up, char words[WORDS_MAX], uint64_t *ret_waiting, boo
 		ready += !r;
 		if (r)
 			*ret_waiting = i;
-		if (r == -FOREBAY_EREBUILD) {
+		if (r == -FOREBAY_EREBUILD && !i) { /* others may say so until the first has begun its index */
 			*ret_rebuild = true;
 			break;
 		}
