@@ -363,9 +363,28 @@ int save_take_grant(struct core *core, uint64_t number, struct view body, struct
 	return r == 1 ? 0 : error_set(e, r, "the daemon's grant cannot be read");
 }
 
+struct report {
+	struct request request;
+	struct core *core;
+	uint64_t number; /* the save's */
+};
+
+/* Refused: for this save there is nothing more to be had. */
+static void on_reported(struct request *request, const struct error *e, struct view body)
+{
+	struct report *own = container_of(request, struct report, request);
+	struct core_save *save = e ? find_save(own->core, own->number) : NULL;
+
+	if (save)
+		save_fail(save, e, true);
+	free(own);
+}
+
 static void report(struct core_save *save)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct error e = { 0 };
+	struct report *own = malloc(sizeof(*own));
 	const struct msg_filled m = {
 		.group = save->group->handle,
 		.save = save->number,
@@ -374,7 +393,17 @@ static void report(struct core_save *save)
 	int r = msg_filled_encode(&m, &body);
 
 	list_buf_fini(&save->filled);
-	core_tell_encoded(save->core, MSG_FILLED, &body, r);
+	if (r || !own) {
+		free(own);
+		core_lose(save->core, -ENOMEM, "no memory for a message to the daemon");
+		return;
+	}
+	*own = (struct report){ .request.done = on_reported, .core = save->core, .number = save->number };
+	r = core_ask(save->core, &own->request, MSG_FILLED, view_buf(&body), TELL_MS, &e);
+	if (r) {
+		free(own);
+		core_lose(save->core, r, e.text);
+	}
 }
 
 void save_work_begun(struct core_save *save)

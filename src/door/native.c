@@ -4,36 +4,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "door/session.h"
-
-static void accepted(void *arg, struct net_conn *conn)
-{
-	struct door_native *door = arg;
-
-	if (door->n_sessions >= SESSIONS_MAX || session_new(door, conn))
-		net_close(conn);
-}
+#include "base/check.h"
+#include "door/inside.h"
 
 int door_native_new(struct env *env, const struct door_native_options *options, struct door_native **ret,
 		    struct error *e)
 {
 	_cleanup_(buf_fini) struct buf address = { 0 };
 	struct door_native *door = calloc(1, sizeof(*door));
-	int r = door ? buf_printf(&address, "unix:%s", options->socket) : -ENOMEM;
 
-	if (!r)
-		r = buf_append_zero(&address, 1);
-	if (r) {
-		free(door);
-		return r;
-	}
+	if (!door)
+		return error_set(e, -ENOMEM, "no memory for a door");
+	door->magic = DOOR_MAGIC;
 	door->env = env;
 	door->options = *options;
+	door->options.socket = NULL; /* the caller's */
+	nursery_init(&door->nursery, env->loop);
 	list_init(&door->sessions);
-	nursery_init(&door->burials, env->loop);
-	r = net_listen(env, (const char *)address.ptr, accepted, door, &door->listener, e);
+	door->tenant = strdup(options->tenant);
+	int r = door->tenant ? buf_printf(&address, "unix:%s", options->socket) : -ENOMEM;
+	if (!r)
+		r = buf_append_zero(&address, 1);
+	if (r)
+		error_set(e, r, "no memory for a door");
+	else
+		r = net_listen(env, (const char *)address.ptr, session_accepted, door, &door->listener, e);
 	if (r) {
-		free(door);
+		door_native_free(door);
 		return r;
 	}
 	*ret = door;
@@ -42,24 +39,59 @@ int door_native_new(struct env *env, const struct door_native_options *options, 
 
 void door_native_stop(struct door_native *door)
 {
-	net_listener_close(door->listener);
-	door->listener = NULL;
-	while (!list_empty(&door->sessions))
-		session_end(list_entry(door->sessions.next, struct session, link), "the daemon shuts down");
-	/* they end by themselves, each once its fibers have: cancelling would leave them half-buried */
-	(void)nursery_wait(&door->burials, env_in_ms(door->env, 60000));
-	nursery_fini(&door->burials);
+	CHECK_MAGIC(door, DOOR_MAGIC);
+	door->stopping = true;
+	net_listener_close(TAKE(door->listener));
+	list_each(node, &door->sessions)
+		session_end(list_entry(node, struct session, link), "the daemon of its node shut down");
+	nursery_fini(&door->nursery);
 }
 
 void door_native_free(struct door_native *door)
 {
 	if (!door)
 		return;
-	CHECK(list_empty(&door->sessions));
+	CHECK_MAGIC(door, DOOR_MAGIC);
+	CHECK(list_empty(&door->sessions) && nursery_is_empty(&door->nursery));
+	net_listener_close(TAKE(door->listener));
+	door->magic = 0;
+	free(door->tenant);
 	free(door);
 }
 
 unsigned door_native_clients(const struct door_native *door)
 {
 	return door->n_sessions;
+}
+
+/* ---- handles ---------------------------------------------------------------------------------------------------------------- */
+
+static struct view key_of(const uint64_t *number)
+{
+	return view_of(number, sizeof(*number));
+}
+
+int handles_put(struct handles *handles, uint64_t number, void *value)
+{
+	return map_put(&handles->map, key_of(&number), value);
+}
+
+void *handles_get(const struct handles *handles, uint64_t number)
+{
+	return map_get(&handles->map, key_of(&number));
+}
+
+void *handles_remove(struct handles *handles, uint64_t number)
+{
+	return map_remove(&handles->map, key_of(&number));
+}
+
+void *handles_first(const struct handles *handles, uint64_t *ret_number)
+{
+	const struct map_slot *slot = map_first(&handles->map);
+
+	if (!slot)
+		return NULL;
+	memcpy(ret_number, map_key(slot).ptr, sizeof(*ret_number));
+	return map_value(slot);
 }

@@ -1,5 +1,10 @@
 /*
- * door/native.h: the daemon's socket for libforebay.
+ * door/native.h: the way in for applications on this node: the protocol of wire/message.h on a unix socket.
+ *
+ * Parses, checks, hands over to group/, bundle/ and cluster/, and says what comes back; no policy. A session is one connection of one
+ * process. It begins with HELLO, after which both arenas of the pool are shared with it, and ends when the connection does, when
+ * it breaks the protocol, or when the process ends, whoever else may hold the socket: then its ranks leave their groups with words
+ * that say which. Nothing that a client sends harms anybody but itself.
  */
 #pragma once
 
@@ -8,16 +13,24 @@
 #include "group/group.h"
 #include "store/store.h"
 
+/* Limits of one door, and of one session; beyond them -EBUSY. */
+#define DOOR_SESSIONS_MAX 1024
+#define DOOR_CALLS_MAX	  256  /* requests under way */
+#define DOOR_TELLS_MAX	  4096 /* among them those that a client does not wait for; beyond it the session ends */
+#define DOOR_RANKS_MAX	  256
+#define DOOR_VERSIONS_MAX 1024 /* open */
+#define DOOR_LOADS_MAX	  256  /* under way, or not yet closed */
+
 struct door_native;
 
 struct door_native_options {
-	const char *socket; /* path; mode 0660 */
-	const char *tenant; /* whose data its clients see */
+	const char *socket; /* path; mode 0660. Who may open it is one tenant: */
+	const char *tenant;
 	struct cluster *cluster;
-	struct store *store;
-	struct bundles *bundles;
 	struct groups *groups;
-	/* 0, or why requests are not served yet, in words. */
+	struct bundles *bundles;
+	struct store *store;
+	/* 0, or why nothing but HELLO, PING, STATUS and REBUILD is served yet, in words; NULL: everything is. */
 	int (*ready)(void *arg, struct error *e);
 	void *arg;
 };
@@ -25,6 +38,6 @@ struct door_native_options {
 /* Listens. Words name the socket: a live owner (-EADDRINUSE), a path that cannot be had. */
 int door_native_new(struct env *env, const struct door_native_options *options, struct door_native **ret,
 		    struct error *e);
-void door_native_stop(struct door_native *door); /* waits: closes every session */
-void door_native_free(struct door_native *door); /* accepts NULL */
-unsigned door_native_clients(const struct door_native *door);
+unsigned door_native_clients(const struct door_native *door); /* sessions */
+void door_native_stop(struct door_native *door); /* waits: nobody comes in any more, and every session has ended */
+void door_native_free(struct door_native *door); /* accepts NULL; stopped */

@@ -1,0 +1,111 @@
+/*
+ * door/inside.h: the native door as its own files share it; nobody else includes it.
+ *
+ * A session is a fiber (session_run in session.c), which waits for the session's end and then gives everything back. Each request is a
+ * fiber of the session's nursery, each load a fiber of its own nursery. So what a request holds (a rank, a version) stays until it
+ * returns.
+ */
+#pragma once
+
+#include "base/map.h"
+#include "door/native.h"
+#include "env/fiber.h"
+#include "wire/body.h"
+
+#define DOOR_MAGIC	  UINT32_C(0x726f6f44)
+#define HELLO_MS	  10000 /* to say it */
+#define LAST_SIGN_MS	  50	/* between the end of a connection and that of its process, if both end */
+#define SEND_AGAIN_MS	  5	/* until a queue that was full is tried again */
+#define PARTIAL_MAX	  (2u * BODY_MAX)
+#define REQUEST_BYTES_MAX (128u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
+#define ANSWER_PAGE_BYTES (512u << 10) /* of a list; then the page ends */
+#define PAGE_MAX	  10000	       /* entries of a list in one answer */
+
+struct door_native {
+	uint32_t magic;
+	struct env *env;
+	struct door_native_options options;
+	char *tenant;
+	struct net_listener *listener;
+	struct nursery nursery; /* of sessions */
+	struct list sessions;
+	unsigned n_sessions;
+	bool stopping;
+};
+
+/* A client's numbers for what it holds, and what they stand for. */
+struct handles {
+	struct map map;
+	uint64_t last;
+};
+int handles_put(struct handles *handles, uint64_t number, void *value); /* 0, -EEXIST, -ENOMEM */
+void *handles_get(const struct handles *handles, uint64_t number);	/* NULL: none */
+void *handles_remove(struct handles *handles, uint64_t number);
+void *handles_first(const struct handles *handles, uint64_t *ret_number); /* NULL: empty */
+
+struct door_rank {
+	struct rank *rank;
+	uint64_t handle;
+	unsigned users; /* requests and loads */
+	bool leaving;	/* takes no new ones */
+};
+
+struct door_load {
+	struct door_rank *rank; /* NULL: alone */
+	struct version *version;
+	struct reader *reader;
+	struct nursery nursery; /* its one fiber */
+	uint64_t number, deadline_ns;
+};
+
+struct session {
+	struct list link;
+	struct door_native *door;
+	struct net_conn *conn; /* NULL once gone */
+	bool gone, greeted, hung_up;
+	uint32_t uid;
+	int32_t pid;
+	char words[160];	  /* why it ended */
+	struct timer timer;	  /* HELLO; the process's last sign */
+	struct waitplace changed; /* gone; a rank is not used any more */
+	struct nursery nursery;	  /* of requests */
+	unsigned n_requests;
+	unsigned n_joins;     /* among them */
+	size_t request_bytes; /* of their bodies */
+	struct body_joiner joiner;
+	struct handles ranks, versions, loads; /* struct door_rank, version, door_load */
+};
+
+struct request {
+	struct session *session;
+	enum msg_type type;
+	uint64_t number, deadline_ns;
+	struct buf body;
+};
+
+/* ---- session.c ---- */
+void session_accepted(void *arg, struct net_conn *conn);
+void session_end(struct session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* rank_events.push, with the session as arg. */
+void session_push(void *arg, enum msg_type type, uint64_t number, struct view body);
+
+/* ---- serve.c: requests, from frame to answer ---- */
+void serve_frame(struct session *session, const struct frame_head *head, struct view body);
+/* A failed answer, from wherever. False: it could not be sent, and the session has ended. */
+bool serve_failure(struct session *session, const struct frame_head *head, int code, const char *words);
+
+/*
+ * A handler runs in a fiber of its own and may wait. It appends its answer and returns 0, or fails with a negative code and words. The
+ * body is valid until it returns.
+ */
+typedef int (*handler_fn)(struct session *session, const struct request *request, struct buf *answer, struct error *e);
+
+/* ---- ranks.c: groups, saves, loads ---- */
+handler_fn ranks_handler(enum msg_type type);		       /* NULL: not among these */
+void ranks_release(struct session *session, struct view body); /* RELEASE: needs no fiber */
+/* Gives back loads and ranks; in the session's fiber, when no request runs any more. */
+void ranks_fini(struct session *session);
+
+/* ---- names.c: versions, lists, administration ---- */
+handler_fn names_handler(enum msg_type type);
+void names_fini(struct session *session);

@@ -1,0 +1,197 @@
+/*
+ * door/serve.c: a request from its frame to its answer.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "door/inside.h"
+
+#define DEFAULT_MS 60000 /* for a request that names no deadline */
+
+/* ---- answers -------------------------------------------------------------------------------------------------------------- */
+
+/* One frame, waiting for room in the queue until the deadline. */
+static int send_frame(struct session *session, const struct frame_head *head, struct view piece, uint64_t deadline_ns)
+{
+	struct env *env = session->door->env;
+
+	for (;;) {
+		if (session->gone)
+			return -ENOTCONN;
+		int r = net_send(session->conn, head, piece, NULL);
+		if (r != -ENOBUFS)
+			return r;
+		if (env_now(env) >= deadline_ns)
+			return -ETIMEDOUT;
+		r = fiber_sleep_until(env_in_ms(env, SEND_AGAIN_MS));
+		if (r)
+			return r;
+	}
+}
+
+static void answer(struct request *request, int result, const char *words, struct buf *body)
+{
+	struct session *session = request->session;
+	struct frame_head head = {
+		.type = (uint16_t)request->type,
+		.flags = FRAME_REPLY,
+		.request = request->number,
+	};
+	int r = 0;
+
+	if (result < 0) {
+		head.flags |= FRAME_FAILED;
+		body->len = 0;
+		r = body_put_failure(body, result, *words ? words : error_meaning(result));
+	}
+	struct view rest = view_buf(body);
+	do {
+		struct view piece = body_cut(&head, &rest);
+
+		if (!r)
+			r = send_frame(session, &head, piece, request->deadline_ns);
+	} while (!r && rest.len);
+	if (r && r != -ENOTCONN && r != -ECANCELED)
+		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+}
+
+bool serve_failure(struct session *session, const struct frame_head *head, int code, const char *words)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct frame_head reply = {
+		.type = head->type,
+		.flags = FRAME_REPLY | FRAME_FAILED,
+		.request = head->request,
+	};
+	int r = body_put_failure(&body, code, words);
+
+	if (!r)
+		r = net_send(session->conn, &reply, view_buf(&body), NULL);
+	if (r)
+		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+	return !r;
+}
+
+static void answer_ping(struct session *session, uint64_t number)
+{
+	const struct frame_head head = { .type = MSG_PING, .flags = FRAME_REPLY, .request = number };
+	int r = net_send(session->conn, &head, (struct view){ 0 }, NULL);
+
+	if (r)
+		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+}
+
+/* ---- requests ------------------------------------------------------------------------------------------------------------- */
+
+/* Served also while the daemon is not ready. */
+static bool is_early(enum msg_type type)
+{
+	return type == MSG_STATUS || type == MSG_REBUILD;
+}
+
+/* Not waited for by a client, which therefore does not notice a refusal. */
+static bool is_tell(enum msg_type type)
+{
+	return type == MSG_CANCEL || type == MSG_LEAVE || type == MSG_CLOSE;
+}
+
+static handler_fn handler_of(enum msg_type type)
+{
+	handler_fn handler = ranks_handler(type);
+
+	return handler ? handler : names_handler(type);
+}
+
+static int handle(struct request *request, struct buf *body, struct error *e)
+{
+	struct session *session = request->session;
+	const struct door_native_options *options = &session->door->options;
+	int r = 0;
+
+	if (options->ready && !is_early(request->type))
+		r = options->ready(options->arg, e);
+	if (!r)
+		r = handler_of(request->type)(session, request, body, e);
+	if (!r && body->len > BODY_MAX)
+		r = error_set(e, -E2BIG, "an answer of %zu bytes to %s", body->len, msg_type_name(request->type));
+	CHECK(r <= 0);
+	return r;
+}
+
+static int request_run(void *arg)
+{
+	struct request *request = arg;
+	struct session *session = request->session;
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct error e = { 0 };
+
+	int r = handle(request, &body, &e);
+	answer(request, r, e.text, &body);
+	session->n_requests--;
+	session->request_bytes -= request->body.len;
+	buf_fini(&request->body);
+	free(request);
+	return 0;
+}
+
+/* Takes the bytes of @body over. */
+static int request_start(struct session *session, const struct frame_head *head, struct buf *body, struct error *e)
+{
+	unsigned most = is_tell(head->type) ? DOOR_TELLS_MAX : DOOR_CALLS_MAX;
+
+	if (session->n_requests >= most || session->request_bytes + body->len > REQUEST_BYTES_MAX)
+		return error_set(e, -EBUSY, "%u requests of this session are under way already", session->n_requests);
+	struct request *request = malloc(sizeof(*request));
+	if (!request)
+		return error_set(e, -ENOMEM, "no memory to serve a request");
+	*request = (struct request){
+		.session = session,
+		.type = head->type,
+		.number = head->request,
+		.deadline_ns = env_in_ms(session->door->env, head->deadline_ms ? head->deadline_ms : DEFAULT_MS),
+		.body = *body,
+	};
+	int r = fiber_start(&session->nursery, msg_type_name(head->type), request_run, request);
+	if (r) {
+		free(request);
+		return error_set(e, r == -EAGAIN ? -EBUSY : r, "cannot serve one request more: %s", error_meaning(r));
+	}
+	session->n_requests++;
+	session->request_bytes += body->len;
+	*body = (struct buf){ 0 };
+	return 0;
+}
+
+void serve_frame(struct session *session, const struct frame_head *head, struct view piece)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct error e = { 0 };
+
+	if (head->type == MSG_PING) {
+		answer_ping(session, head->request);
+		return;
+	}
+	int r = body_join(&session->joiner, head, piece, &body);
+	if (r == 1)
+		return;
+	if (r == -EPROTO) {
+		session_end(session, "its process %d sent too many messages in parts", (int)session->pid);
+		return;
+	}
+	if (r)
+		error_set(&e, r, "a %s in parts: %s", msg_type_name(head->type), error_meaning(r));
+	else if (head->type == MSG_RELEASE)
+		ranks_release(session, view_buf(&body));
+	else if (!handler_of(head->type))
+		r = error_set(&e, -ENOSYS, "this daemon does not serve messages of type %u (%s) from clients",
+			      head->type, msg_type_name(head->type));
+	else
+		r = request_start(session, head, &body, &e);
+	if (!r)
+		return;
+	if (is_tell(head->type)) /* whoever does not look at the answer must not go on as if all were well */
+		session_end(session, "its session was ended: %s", e.text);
+	else
+		serve_failure(session, head, r, e.text);
+}
