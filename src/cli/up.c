@@ -288,7 +288,13 @@ static int look(struct up *up, char words[WORDS_MAX], uint64_t *ret_waiting, boo
 		struct node *node = &up->node[i];
 		_cleanup_(cleanup_mem) char *path = place_node_path(&up->place, i, "socket");
 
-		if (has_ended(node)) {
+		/* one that ran when we came, and ended since, was being killed: it is to be started like the others */
+		bool gone = has_ended(node);
+		if (gone && !node->started) {
+			close(node->pidfd);
+			if (start_node(up, i))
+				return -1;
+		} else if (gone) {
 			hide_wait();
 			fail_node(up, i, "the daemon has ended");
 			return -1;
