@@ -166,8 +166,10 @@ static int hello_peer(struct incoming *in, uint64_t incarnation, struct error *e
 				 "node %s has been started again since: it is in incarnation %" PRIu64
 				 ", you are in %" PRIu64,
 				 in->from, peer->incarnation, incarnation);
-	if (incarnation > peer->heard)
+	if (peer->heard && incarnation > peer->heard)
 		peer_reborn(peer);
+	else if (incarnation > peer->incarnation) /* never heard of: what this node dials meanwhile is no older one */
+		peer->stale = true;
 	peer->incarnation = peer->heard = incarnation;
 	return 0;
 }
