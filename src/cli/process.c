@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdbool.h>
@@ -179,6 +180,14 @@ void process_forget(const char *folder)
 	}
 }
 
+/* The first thread may have ended, and threads behind it still hold what the process has open. */
+static bool has_ended(int pidfd)
+{
+	struct pollfd poll_fd = { .fd = pidfd, .events = POLLIN };
+
+	return poll(&poll_fd, 1, 0) == 1;
+}
+
 int process_open(const struct process *process, const char *name)
 {
 	char found[NAME_MAX_BYTES + 1], state;
@@ -188,8 +197,8 @@ int process_open(const struct process *process, const char *name)
 	if (fd < 0)
 		return -ESRCH;
 	uint64_t ticks;
-	if (!identify(process->pid, &now) && !read_stat(process->pid, found, &state, &ticks) && state != 'Z' &&
-	    state != 'X' && now.start_ticks == process->start_ticks && !strcmp(now.boot_id, process->boot_id) &&
+	if (!identify(process->pid, &now) && !read_stat(process->pid, found, &state, &ticks) && !has_ended(fd) &&
+	    now.start_ticks == process->start_ticks && !strcmp(now.boot_id, process->boot_id) &&
 	    !strncmp(found, name, NAME_MAX_BYTES))
 		return fd;
 	close(fd);
