@@ -104,12 +104,37 @@ static int find_ranges(struct msave *save, struct error *e)
 	return 0;
 }
 
+/* What can never fit is refused at once: waiting for room would not end. */
+static int check_room(const struct msave *save, struct error *e)
+{
+	const struct part *part = save->part;
+	uint64_t bytes[POOL_KINDS] = { 0 };
+
+	for (size_t i = 0; i < part->n_blocks; i++)
+		bytes[POOL_CAPTURE] += part->blocks[i].mode == CAPTURE_COPY ? part->blocks[i].bytes : 0;
+	for (size_t i = 0; i < part->n_receives; i++)
+		bytes[POOL_READ] += part->receives[i].bytes;
+	for (int kind = 0; kind < POOL_KINDS; kind++) {
+		uint64_t most = pool_arena(store_pool(save->groups->store), kind)->size;
+
+		if (bytes[kind] > most)
+			return error_set(e, -ERR_EPOOL,
+					 "its share of step %" PRIu64 " of %s is %" PRIu64
+					 " bytes to %s; its pool has %" PRIu64 " for that",
+					 save->step, save->bundle, bytes[kind],
+					 kind == POOL_CAPTURE ? "capture" : "receive", most);
+	}
+	return 0;
+}
+
 static int make_room(struct msave *save, uint64_t deadline_ns, struct error *e)
 {
 	struct store *store = save->groups->store;
 	const struct part *part = save->part;
-	int r = 0;
+	int r = check_room(save, e);
 
+	if (r)
+		return r;
 	save->blocks = calloc(part->n_blocks + 1, sizeof(*save->blocks));
 	save->received = calloc(part->n_receives + 1, sizeof(struct block *));
 	if (!save->blocks || !save->received)
