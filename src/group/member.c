@@ -166,6 +166,47 @@ struct moffer *msave_offer_of(struct msave *save, const struct rank *rank)
 	return NULL;
 }
 
+/* 0, -ETIMEDOUT, -ECANCELED. */
+static int wait_while(struct msave *save, bool (*pending)(const struct msave *save), uint64_t timeout_ms)
+{
+	uint64_t deadline_ns = env_in_ms(save->groups->env, timeout_ms);
+	int r = 0;
+
+	while (!r && pending(save))
+		r = wait_at(&save->changed, deadline_ns);
+	return r;
+}
+
+static bool is_gathering_here(const struct msave *save)
+{
+	return save->group && !save->sent && !is_over(save);
+}
+
+static bool is_under_way(const struct msave *save)
+{
+	return !is_over(save);
+}
+
+/* Ranks that do not come, and a coordinator that nobody hears of again, end a save here, too: its futures and its pins have a limit. */
+static int watch_save(void *arg)
+{
+	_cleanup_(cleanup_msave_put) struct msave *save = arg;
+	char words[256];
+	int r = wait_while(save, is_gathering_here, GATHER_TIMEOUT_MS);
+
+	if (r == -ETIMEDOUT) {
+		snprintf(words, sizeof(words), "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time",
+			 save->step, save->bundle, save->group->n_ranks - save->n_offers, save->group->n_ranks,
+			 cluster_node(save->groups->cluster));
+		msave_fail(save, -ERR_ERANK, words);
+	}
+	if (!r)
+		r = wait_while(save, is_under_way, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
+	if (r == -ETIMEDOUT)
+		msave_fail(save, r, "nobody said in time how the save ended");
+	return 0;
+}
+
 struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view bundle, uint64_t step,
 			const char *coordinator)
 {
@@ -185,7 +226,9 @@ struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view
 	save->step = step;
 	save->bundle = view_dup(bundle);
 	save->coordinator = strdup(coordinator);
-	if (!save->bundle || !save->coordinator) {
+	save->refs++;
+	if (!save->bundle || !save->coordinator || fiber_start(&groups->flows, "watch", watch_save, save)) {
+		save->refs--;
 		msave_put(save);
 		return NULL;
 	}
@@ -392,6 +435,7 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 		r = add_offer(save, rank, from->save, structure);
 	if (!r && save->n_offers == group->n_ranks) {
 		save->sent = true;
+		wake_all(&save->changed);
 		save->refs++;
 		r = fiber_start(&group->groups->flows, "offer", send_offer, save);
 		if (r)
@@ -494,6 +538,7 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 		remember_part(save);
 	if (save->state == SAVE_DURABLE)
 		become_clean(save);
+	wake_all(&save->changed);
 	push_stage(save, &stage);
 	msave_settled(save);
 	return 0;
