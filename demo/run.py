@@ -322,7 +322,8 @@ def table(job: Job, rates: dict[str, float], store_before: int) -> None:
     for entries in zip(*(job.events("durable", rank) for rank in range(NODES))):
         first, step = entries[0], entries[0]["step"]
         offered, unique = offers[step]["offered_bytes"], offers[step]["unique_bytes"]
-        captured, sent = (sum(e["stats"].get(key, 0) for e in entries) for key in ("captured_bytes", "sent_bytes"))
+        captured = sum(e["stats"].get("captured_bytes", 0) for e in entries)  # each rank's own
+        sent = entries[0]["stats"].get("sent_bytes", 0)  # the group's: every rank is told the same
         grown, store_before = first["store_bytes"] - store_before, first["store_bytes"]
         growth_ok &= grown <= 1.01 * unique + MIB
         bounds = {"captured": captured / (rates["copy+hash"] * cores)}
