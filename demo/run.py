@@ -326,7 +326,8 @@ def table(job: Job, rates: dict[str, float], store_before: int) -> None:
         sent = entries[0]["stats"].get("sent_bytes", 0)  # the group's: every rank is told the same
         grown, store_before = first["store_bytes"] - store_before, first["store_bytes"]
         growth_ok &= grown <= 1.01 * unique + MIB
-        bounds = {"captured": captured / (rates["copy+hash"] * cores)}
+        hashed = captured if first["stats"].get("plan_reused") else offered  # without the hint every rank hashes all it offers
+        bounds = {"captured": hashed / (rates["copy+hash"] * cores)}
         bounds["staged"] = max(bounds["captured"], sent / rates["loopback"])
         bounds["durable"] = max(bounds["staged"], grown / rates["disk"])
         line = f"  {step:4}" + "".join(f"{n / 1e6:9.1f}" for n in (offered, unique, captured, sent, grown))

@@ -101,14 +101,14 @@ void forebay_group_leave(struct forebay_group *group);
 /* One box of an item. The bytes must not change between save_submit and captured. */
 struct forebay_item {
 	size_t size;
-	const char *name;		    /* 1..1024 bytes of UTF-8 */
-	const char *dtype;		    /* a tag of up to 32 bytes, e.g. "float32"; NULL: "blob" */
-	uint32_t element_bits, ndim;	    /* bits: 0 is 8; ndim: up to 8 */
-	const uint64_t *shape;		    /* of the whole item; ndim numbers */
-	const uint64_t *start, *count;	    /* the box; NULL: the whole item. A zero count is legal: nothing of it */
-	const void *data;		    /* of the box; may be NULL if it has no bytes */
-	const int64_t *strides_bytes;	    /* of data; NULL: contiguous, row-major */
-	uint32_t flags;			    /* FOREBAY_LOWEST_RANK */
+	const char *name;	       /* 1..1024 bytes of UTF-8 */
+	const char *dtype;	       /* a tag of up to 32 bytes, e.g. "float32"; NULL: "blob" */
+	uint32_t element_bits, ndim;   /* bits: 0 is 8; ndim: up to 8 */
+	const uint64_t *shape;	       /* of the whole item; ndim numbers */
+	const uint64_t *start, *count; /* the box; NULL: the whole item. A zero count is legal: nothing of it */
+	const void *data;	       /* of the box; may be NULL if it has no bytes */
+	const int64_t *strides_bytes;  /* of data; NULL: contiguous, row-major */
+	uint32_t flags;		       /* FOREBAY_LOWEST_RANK */
 };
 /* Every rank offers a value of its own under this name; the lowest rank's is saved, the others are not looked at. */
 #define FOREBAY_LOWEST_RANK 1u
@@ -118,10 +118,10 @@ struct forebay_attribute {
 };
 struct forebay_save_options {
 	size_t size;
-	uint32_t copies;	       /* DRAM copies before staged: 1..3; 0: 1 */
-	const char *policy;	       /* when the pool is full: NULL or "wait" */
-	int same_structure;	       /* hint: names, boxes, dtypes and order are as in this group's last save of the bundle */
-	uint64_t parent;	       /* version that this one continues; 0: none */
+	uint32_t copies;    /* DRAM copies before staged: 1..3; 0: 1 */
+	const char *policy; /* when the pool is full: NULL or "wait" */
+	int same_structure; /* hint: names, boxes, dtypes and order are as in this group's last save of the bundle */
+	uint64_t parent;    /* version that this one continues; 0: none */
 	const struct forebay_attribute *attributes; /* kept with the version; rank 0's count */
 	size_t n_attributes;
 };
@@ -180,9 +180,9 @@ void forebay_close(struct forebay_version *version);
 
 struct forebay_target {
 	size_t size;
-	const char *name, *dtype;     /* dtype NULL: not compared */
-	uint32_t element_bits, ndim;  /* bits 0: not compared */
-	const uint64_t *shape;	      /* of the whole item; NULL: not compared */
+	const char *name, *dtype;      /* dtype NULL: not compared */
+	uint32_t element_bits, ndim;   /* bits 0: not compared */
+	const uint64_t *shape;	       /* of the whole item; NULL: not compared */
 	const uint64_t *start, *count; /* the wanted box; NULL: the whole item */
 	void *data;
 	const int64_t *strides_bytes; /* NULL: contiguous, row-major */
@@ -226,7 +226,8 @@ int forebay_list_labels(struct forebay_session *session, const char *bundle,
 #define FOREBAY_LABEL_ANY UINT64_MAX
 /* Points @label to version @number (0: removes it) if it now points to @expect (0: exists not; FOREBAY_LABEL_ANY). -EAGAIN:
  * it pointed elsewhere; -ENOENT: no such version. */
-int forebay_label(struct forebay_session *session, const char *bundle, const char *label, uint64_t expect, uint64_t number);
+int forebay_label(struct forebay_session *session, const char *bundle, const char *label, uint64_t expect,
+		  uint64_t number);
 /* Deletes a version for good. -EBUSY: a label points to it (named); -ENOENT. */
 int forebay_delete(struct forebay_session *session, const char *bundle, uint64_t number);
 
@@ -263,7 +264,8 @@ struct forebay_status_events {
 /* What the node's daemon sees: the cluster, its nodes, the saves that it takes part in, its counters. NULL members are skipped. */
 int forebay_status(struct forebay_session *session, const struct forebay_status_events *events, void *arg);
 /* Builds the index again from the store alone. */
-int forebay_meta_rebuild(struct forebay_session *session, uint64_t *ret_bundles, uint64_t *ret_versions, uint64_t *ret_labels);
+int forebay_meta_rebuild(struct forebay_session *session, uint64_t *ret_bundles, uint64_t *ret_versions,
+			 uint64_t *ret_labels);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

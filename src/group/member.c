@@ -195,8 +195,9 @@ static int watch_save(void *arg)
 	int r = wait_while(save, is_gathering_here, GATHER_TIMEOUT_MS);
 
 	if (r == -ETIMEDOUT) {
-		snprintf(words, sizeof(words), "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time",
-			 save->step, save->bundle, save->group->n_ranks - save->n_offers, save->group->n_ranks,
+		snprintf(words, sizeof(words),
+			 "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time", save->step,
+			 save->bundle, save->group->n_ranks - save->n_offers, save->group->n_ranks,
 			 cluster_node(save->groups->cluster));
 		msave_fail(save, -ERR_ERANK, words);
 	}

@@ -23,20 +23,20 @@ const char *msg_type_name(unsigned type)
 	if (!r)               \
 		r = get_##type(&body, &ret->name);
 
-#define MSG_DEFINE(name)                                                      \
-	int msg_##name##_encode(const struct msg_##name *m, struct buf *out)  \
-	{                                                                     \
-		size_t len = out->len;                                        \
-		int r = 0;                                                    \
-                                                                              \
-		MSG_##name(PUT_FIELD) if (r) out->len = len;                  \
-		return r;                                                     \
-	}                                                                     \
-	int msg_##name##_decode(struct view body, struct msg_##name *ret)     \
-	{                                                                     \
-		int r = 0;                                                    \
-                                                                              \
-		MSG_##name(GET_FIELD) return r;                               \
+#define MSG_DEFINE(name)                                                     \
+	int msg_##name##_encode(const struct msg_##name *m, struct buf *out) \
+	{                                                                    \
+		size_t len = out->len;                                       \
+		int r = 0;                                                   \
+                                                                             \
+		MSG_##name(PUT_FIELD) if (r) out->len = len;                 \
+		return r;                                                    \
+	}                                                                    \
+	int msg_##name##_decode(struct view body, struct msg_##name *ret)    \
+	{                                                                    \
+		int r = 0;                                                   \
+                                                                             \
+		MSG_##name(GET_FIELD) return r;                              \
 	}
 MSG_LIST(MSG_DEFINE)
 
