@@ -34,6 +34,7 @@
 	X(REPLICA_REFUSED, "replicas that differ failed a save")   \
 	X(REPLICA_DIVERGED, "replicas differed beyond the sample") \
 	X(STEP_REFUSED, "a step was saved twice")                  \
+	X(POOL_REFUSED, "a save was larger than a pool")           \
 	X(LOAD_GROUPED, "a grouped load gave what was saved")      \
 	X(LOAD_ALONE, "an ungrouped load gave what was saved")     \
 	X(LOAD_FAILED, "a load failed")                            \
@@ -70,13 +71,14 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	unsigned bundle;
 	uint32_t ranks, copies, n_items;
 	uint64_t step, structure, content;
-	bool hinted;
-	int liar;	  /* the rank whose replica has another byte; -1: none */
-	uint64_t version; /* 0: not known to be published */
-	bool durable;	  /* somebody was told so */
-	bool shown;	  /* somebody saw it */
-	bool dying, gone; /* deletion was asked for; has been confirmed */
-	bool rotten;	  /* a stored byte was changed */
+	bool hinted, again; /* again: its step was offered before */
+	int liar;	    /* the rank whose replica has another byte; -1: none */
+	uint64_t version;   /* 0: not known to be published */
+	bool durable;	    /* somebody was told so */
+	bool shown;	    /* somebody saw it */
+	bool dying, gone;   /* deletion was asked for; has been confirmed */
+	bool wanted;	    /* ranks are about to load it: nobody deletes it */
+	bool rotten;	    /* a stored byte was changed */
 };
 
 struct item {

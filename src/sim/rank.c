@@ -134,9 +134,10 @@ static void note_end(struct saving *s, int r)
 			s->cancelled	     ? DEED_SAVE_CANCELLED :
 			r == -ERR_EREPLICA   ? DEED_REPLICA_REFUSED :
 			r == -ERR_ESTEP	     ? DEED_STEP_REFUSED :
+			r == -ERR_EPOOL	     ? DEED_POOL_REFUSED :
 			r == -ERR_EUNINDEXED ? DEED_SAVE_UNINDEXED :
 					       DEED_SAVE_FAILED);
-	bool expected = !r || s->cancelled || r == -ERR_EREPLICA || r == -ERR_ESTEP;
+	bool expected = !r || s->cancelled || a->again || r == -ERR_EREPLICA || r == -ERR_EPOOL;
 	if (r == -ERR_EREPLICA && a->liar < 0)
 		history_fail(h, "save %u: equal replicas are called different", a->id);
 	if (s->rank->job->must && !expected && r != -ECANCELED)
@@ -239,17 +240,21 @@ static void draw_step(struct run *job, unsigned i)
 	step->drawn = true;
 	if (step->kind == STEP_LOAD) {
 		step->attempt = known_version(h, job->bundle);
+		if (step->attempt && job->must)
+			step->attempt->wanted = true;
 		return;
 	}
 	bool same = i > 0 && world_random(h->world, 4) != 0;
 	uint64_t number = job->first_step + i;
-	if (i && world_random(h->world, 30) == 0)
-		number--; /* once more, which is refused if the last one was a save that worked */
+	bool again = !job->must && i && job->steps[i - 1].kind == STEP_SAVE && world_random(h->world, 20) == 0;
+	if (again)
+		number = job->steps[i - 1].attempt->step; /* once more, which is refused */
 	if (!same)
 		job->structure = world_random(h->world, UINT64_MAX);
 	step->attempt = truth_attempt(h, job->bundle, number, job->n_ranks, job->structure);
 	step->attempt->hinted = same && world_random(h->world, 4) != 0;
 	step->attempt->copies = job->copies;
+	step->attempt->again = again;
 	if (job->n_ranks > 1 && world_random(h->world, 12) == 0)
 		step->attempt->liar = (int)world_random(h->world, job->n_ranks);
 }
@@ -444,7 +449,7 @@ static int delete_one(struct client *c, struct attempt *a)
 	struct msg_delete m = { 0 };
 	struct buf body = { 0 };
 
-	if (!a)
+	if (!a || a->wanted)
 		return 0;
 	m.bundle = view_str(bundle_names[a->bundle]);
 	m.number = a->version;

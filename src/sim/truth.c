@@ -88,7 +88,7 @@ unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t 
 	case STRIPE:
 		ret[0] = slice(&item->whole, 0, rank, 2 * ranks);
 		ret[1] = slice(&item->whole, 0, rank + ranks, 2 * ranks);
-		return 2;
+		return box_equal(&ret[0], &ret[1]) ? 1 : 2; /* both are empty */
 	case GRID:
 		ret[0] = slice(&item->whole, 0, rank % rows, rows);
 		ret[0] = slice(&ret[0], 1, rank / rows, ranks / rows);
