@@ -4,10 +4,31 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cli/command.h"
 #include "cli/text.h"
 #include "cli/verbs.h"
+
+#define READY_MS  30000
+#define POLL_MS	  50
+#define NS_PER_MS 1000000
+
+static int stop_listing(void *arg, const struct forebay_bundle_info *bundle)
+{
+	return 1;
+}
+
+/* The daemon joins its cluster a moment after the index is there; what comes next should find it at work. */
+static int wait_ready(struct forebay_session *session)
+{
+	uint64_t deadline = now_ns() + (uint64_t)READY_MS * NS_PER_MS;
+	int r;
+
+	while ((r = forebay_list_bundles(session, "", stop_listing, NULL)) < 0 && now_ns() < deadline)
+		nanosleep(&(struct timespec){ .tv_nsec = POLL_MS * NS_PER_MS }, NULL);
+	return r < 0 ? command_fail_call(r, "the index is there, but the daemon does not serve yet") : 0;
+}
 
 int verb_meta(int argc, char **argv)
 {
@@ -33,5 +54,5 @@ int verb_meta(int argc, char **argv)
 	if (r < 0)
 		return command_fail_call(r, NULL);
 	printf("%" PRIu64 " bundles, %" PRIu64 " versions, %" PRIu64 " labels\n", bundles, versions, labels);
-	return EXIT_SUCCESS;
+	return wait_ready(session);
 }

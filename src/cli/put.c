@@ -132,19 +132,14 @@ static int wait_stage(struct put *put, enum forebay_stage stage, struct progress
 	return 0;
 }
 
-/* A mapped file that was written to meanwhile: what was captured may be a mixture, so it must not stay. */
-static int take_back(struct put *put, const struct error *why)
+/* A mapped file that was written to meanwhile: what was captured may be a mixture, so it must not stay. The daemons finish what they
+ * have captured, so it is deleted once they have. */
+static int take_back(struct put *put, const struct error *why, struct progress *progress)
 {
-	struct progress quiet = { 0 };
-	uint64_t number = 0;
+	int r = wait_stage(put, FOREBAY_DURABLE, progress);
+	uint64_t number = r ? 0 : forebay_save_version(put->save);
 
-	(void)forebay_save_cancel(put->save); /* too late if the daemons have all of it: then it is deleted */
-	_cleanup_(cleanup_forebay_future_free) struct forebay_future *future = NULL;
-	int r = forebay_save_future(put->save, FOREBAY_DURABLE, &future);
-	while (r >= 0 && (r = forebay_wait(future, WAIT_MS)) == -ETIMEDOUT)
-		progress_add(&quiet, 0);
-	if (r >= 0)
-		number = forebay_save_version(put->save);
+	progress_end(progress);
 	if (number && forebay_delete(put->session, put->command.arg[0], number) < 0)
 		return command_fail("%s; version %" PRIu64 " was published meanwhile and could not be deleted: %s",
 				    why->text, number, forebay_error());
@@ -160,10 +155,8 @@ static int wait_durable(struct put *put)
 	int r = wait_stage(put, FOREBAY_CAPTURED, &progress);
 	if (r)
 		return r;
-	if (sources_check(put->sources, put->tree.n, &e)) {
-		progress_end(&progress);
-		return take_back(put, &e);
-	}
+	if (sources_check(put->sources, put->tree.n, &e))
+		return take_back(put, &e, &progress);
 	progress_add(&progress, put->tree.bytes);
 	r = wait_stage(put, FOREBAY_DURABLE, &progress);
 	progress_end(&progress);

@@ -292,6 +292,7 @@ static int look(struct up *up, char words[WORDS_MAX], uint64_t *ret_waiting, boo
 		bool gone = has_ended(node);
 		if (gone && !node->started) {
 			close(node->pidfd);
+			node->ready = false;
 			if (start_node(up, i))
 				return -1;
 		} else if (gone) {
