@@ -296,11 +296,11 @@ static PyObject *group_incarnation(PyObject *module, PyObject *object)
 
 /* ---- save -------------------------------------------------------------------------------------------------------------- */
 
-/* Pairs of strings as attributes, which point into them; free with PyMem_Free(). */
+/* Pairs of strings as attributes, which point into them; free() them. */
 static bool to_attributes(PyObject *pairs, struct forebay_attribute **ret, size_t *ret_n)
 {
 	Py_ssize_t n = PyTuple_Size(pairs);
-	struct forebay_attribute *attributes = n < 0 ? NULL : PyMem_Calloc((size_t)n + 1, sizeof(*attributes));
+	struct forebay_attribute *attributes = n < 0 ? NULL : calloc((size_t)n + 1, sizeof(*attributes));
 
 	if (!attributes) {
 		if (n >= 0)
@@ -310,7 +310,7 @@ static bool to_attributes(PyObject *pairs, struct forebay_attribute **ret, size_
 	for (Py_ssize_t i = 0; i < n; i++)
 		if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, i), "ss;attributes are strings by strings",
 				      &attributes[i].key, &attributes[i].value)) {
-			PyMem_Free(attributes);
+			free(attributes);
 			return false;
 		}
 	*ret = attributes;
@@ -338,7 +338,7 @@ static PyObject *save_begin(PyObject *module, PyObject *args)
 
 	struct handle *handle = handle_new(SAVE, group, NULL);
 	int r = handle ? UNLOCKED(forebay_save_begin(group->it, bundle, step, &options, &save)) : 0;
-	PyMem_Free(attributes);
+	free(attributes);
 	return handle ? handle_or_fail(handle, save, r) : NULL;
 }
 

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define DIMS_MAX  8  /* forebay.h's */
@@ -96,7 +97,7 @@ static void lent_free(struct lent *lent)
 		PyBuffer_Release(&lent->view);
 	Py_XDECREF(lent->capsule); /* not renamed to "used_...", so its own destructor ends the export */
 	Py_XDECREF(lent->object);
-	PyMem_Free(lent);
+	free(lent);
 }
 
 /* "(8, 4)", as Python writes it; cut to fit. */
@@ -360,7 +361,7 @@ static bool lend_dlpack(struct lent *lent, const char *name, bool writable, stru
 static struct lent *tensor_lend(PyObject *object, const char *name, bool writable, struct tensor *ret)
 {
 	struct tensor tensor = { 0 };
-	struct lent *lent = PyMem_Calloc(1, sizeof(*lent));
+	struct lent *lent = calloc(1, sizeof(*lent));
 	bool good = false;
 
 	if (!lent) {

@@ -3,14 +3,12 @@ import array
 import asyncio
 import ctypes
 import gc
-import os
 import pickle
 import random
 import signal
 import struct
 import subprocess
 import sys
-import threading
 import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -143,8 +141,9 @@ def test_strides_of_any_sign_are_saved_and_filled_as_they_look(fb, group, bundle
         assert version.read(name) == numpy.ascontiguousarray(view).tobytes()
     around = numpy.full((8, 8), -1, numpy.float32)
     get(fb, version, neg=around[6:2:-1, 7:1:-2], torch=torch.from_numpy(around)[:4, 0:2])
-    assert (around[6:2:-1, 7:1:-2] == views["neg"]).all() and (around[:4, :2] == views["torch"].numpy()).sum() >= 0
-    assert (around[3:, :2] == -1)[1:].all() and (around[7] == -1).all()
+    assert (around[6:2:-1, 7:1:-2] == views["neg"]).all() and (around[:4, :2] == views["torch"].numpy()).all()
+    around[6:2:-1, 7:1:-2], around[:4, :2] = -1, -1
+    assert (around == -1).all()  # nothing else was touched
 
 
 def test_nothing_and_no_dimensions(fb, group, bundle):
@@ -177,9 +176,8 @@ def test_boxes_of_two_ranks_make_one_item_and_any_box_of_it_is_read(fb, pair, bu
     with fb.load(version) as load:
         load.into("w", out, start=(2, 2))
     assert (out == whole[2:5, 2:6]).all()
-    versions = [group.session.open(bundle, group=group) for group in pair]
     outs = [numpy.zeros((6, 5), numpy.int32) for _ in pair]
-    loads = [group.load(v) for group, v in zip(pair, versions)]
+    loads = [group.load(group.session.open(bundle, group=group)) for group in pair]
     for rank, load in enumerate(loads):
         load.into("w", outs[rank], start=(0, 5 * rank))
     for future in [load.submit() for load in loads]:
@@ -345,6 +343,28 @@ def test_a_wait_ends_at_its_time_and_at_a_signal(pair, bundle):
         save.captured.wait(LIMIT_S)
 
 
+def test_a_signal_ends_a_join_that_waits_for_others(sockets):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    session = forebay.connect(sockets[0])
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            session.join("alone", run=str(uuid.uuid4()), rank=0, size=2, timeout=2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_join_without_the_others_ends_at_its_time(sockets):
+    with forebay.connect(sockets[0]) as session:
+        with pytest.raises(forebay.Error) as caught:
+            session.join("missing", run=str(uuid.uuid4()), rank=0, size=2, timeout=0.5)
+        assert caught.value.name in ("FOREBAY_ERANK", "ETIMEDOUT")
+        assert session.status()["node"]
+
+
 def test_futures_are_awaited_by_several_tasks(pair, bundle):
     async def main():
         saves = [group.save(bundle, step=1) for group in pair]
@@ -377,18 +397,28 @@ def test_a_failure_reaches_every_waiter_with_its_code(pair, bundle):
     assert save.version == 0
 
 
-def test_an_exception_in_the_block_cancels_on_all_ranks(pair, bundle):
+def test_an_exception_in_the_block_cancels(fb, group, bundle):
     with pytest.raises(ZeroDivisionError):
-        with pair[0].save(bundle, step=1) as save:
+        with group.save(bundle, step=1) as save:
             save.add("w", b"1")
             1 / 0
-    with pair[1].save(bundle, step=1) as other:
-        other.add("w", b"1")
-    with pytest.raises(forebay.Error):
-        other.captured.wait(LIMIT_S)
-    for group in pair:
-        with pytest.raises(forebay.Error, match=bundle):
-            group.session.open(bundle)
+    for future in (save.captured, save.staged, save.durable):
+        with pytest.raises(forebay.Error, match="cancel"):
+            future.wait(LIMIT_S)
+    with pytest.raises(forebay.Error, match=bundle):
+        fb.open(bundle)
+
+
+def test_one_ranks_cancel_fails_all(pair, bundle):
+    saves = [group.save(bundle, step=1) for group in pair]
+    for save in saves:
+        save.add("w", b"1")
+    saves[0].submit()
+    saves[0].cancel()
+    saves[1].submit()
+    for save in saves:
+        with pytest.raises(forebay.Error, match="rank 0 cancelled"):
+            save.captured.wait(LIMIT_S)
 
 
 def test_a_cancelled_load_leaves_its_target(fb, group, bundle):
@@ -451,10 +481,9 @@ def test_labels_and_deletion(fb, group, bundle):
 
 
 def test_what_does_not_exist_is_named(fb, tmp_path):
-    for act in (lambda: fb.open("no/such"), lambda: fb.versions("no/such")):
-        with pytest.raises(forebay.Error, match="no/such") as caught:
-            act()
-        assert (caught.value.name, caught.value.code) == ("ENOENT", 2)
+    with pytest.raises(forebay.Error, match="no/such") as caught:
+        fb.open("no/such")
+    assert (caught.value.name, caught.value.code) == ("ENOENT", 2)
     with pytest.raises(forebay.Error, match=str(tmp_path)) as caught:
         forebay.connect(tmp_path / "socket")
     assert caught.value.name == "ENOENT"
@@ -535,7 +564,7 @@ def test_what_is_not_submitted_is_let_go(fb, group, bundle):
     assert held() is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_objects_die_in_any_order(sockets, bundle, seed):
     def make():
         fb = forebay.connect(sockets[0])
