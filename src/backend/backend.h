@@ -27,6 +27,12 @@
 #define BACKEND_KEY_MAX	 1024  /* bytes, without the final 0 */
 #define BACKEND_LIST_MAX 65536 /* keys in one answer to LIST */
 
+/*
+ * So long may a reader be told that there is no object which another node has put already: NFS looks for names that it has not found
+ * again when its attribute cache ends. Whoever knows that the object is there asks again until then.
+ */
+#define BACKEND_NAME_LATE_MS 4000
+
 enum backend_op {
 	BACKEND_GET,   /* [offset, offset+len) into dst; got < len only at the object's end; -ENOENT */
 	BACKEND_HEAD,  /* size; -ENOENT */

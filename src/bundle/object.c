@@ -62,6 +62,7 @@ int object_range(struct bundles *bundles, const char *key, uint64_t offset, size
 	call->held = call->req.dst = malloc(len + 1);
 	if (!call->held)
 		return no_memory(e);
+	call->known = true; /* a root names it */
 	call->req.offset = offset;
 	call->req.len = len;
 	int r = backend_call_run(bundles->backend, &call, deadline_ns, e);

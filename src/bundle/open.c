@@ -11,6 +11,8 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
+#define LOOK_AGAIN_MS 200 /* for a root that the store does not show yet */
+
 int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend,
 		struct bundles **ret)
 {
@@ -133,7 +135,7 @@ static int load_segment(struct bundles *bundles, const struct place *place, stru
 
 	if (len < 0 || (size_t)len >= sizeof(key) || segment->bytes > RECORD_SEGMENT_MAX)
 		return error_set(e, -ERR_EDAMAGED, "the root names a segment that cannot be");
-	int r = backend_read(bundles->backend, key, (size_t)segment->bytes, &object, deadline_ns, e);
+	int r = backend_read_known(bundles->backend, key, (size_t)segment->bytes, &object, deadline_ns, e);
 	if (r == -ENOENT || r == -EFBIG)
 		return error_set(e, -ERR_EDAMAGED, "%s is %s", key, r == -ENOENT ? "missing" : "too long");
 	if (r)
@@ -166,12 +168,19 @@ static int load_version(struct bundles *bundles, const struct place *place, cons
 	return 0;
 }
 
-static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, struct version **ret,
-		     uint64_t deadline_ns, struct error *e)
+/* @indexed: there is a root, or was one, even if the store does not show it yet. */
+static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, bool indexed,
+		     struct version **ret, uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	uint64_t shown_ns = env_in_ms(bundles->env, indexed ? BACKEND_NAME_LATE_MS : 0);
 	int r = root_read(bundles, place, number, &object, deadline_ns, e);
 
+	while (!r && object.state == ROOT_NONE && env_now(bundles->env) < shown_ns) {
+		r = fiber_sleep_until(env_in_ms(bundles->env, LOOK_AGAIN_MS));
+		if (!r)
+			r = root_read(bundles, place, number, &object, deadline_ns, e);
+	}
 	if (r)
 		return r;
 	if (object.state == ROOT_DELETED)
@@ -254,10 +263,11 @@ int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle,
 	r = resolve(bundles, &place, spec, &number, deadline_ns, e);
 	if (r)
 		return r;
-	if (is_live(bundles, &place, number, deadline_ns))
+	bool live = is_live(bundles, &place, number, deadline_ns);
+	if (live)
 		version = cache_find(bundles, &place, number);
 	if (!version) {
-		r = open_root(bundles, &place, number, &version, deadline_ns, e);
+		r = open_root(bundles, &place, number, live, &version, deadline_ns, e);
 		if (r)
 			return r;
 		other = cache_find(bundles, &place, number); /* somebody was faster: share theirs */

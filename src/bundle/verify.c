@@ -83,7 +83,7 @@ static int read_object(struct verify *v, const char *key, size_t max, struct buf
 	struct error why = { 0 };
 
 	bytes->len = 0;
-	int r = backend_read(v->bundles->backend, key, max, bytes, v->deadline_ns, &why);
+	int r = backend_read_known(v->bundles->backend, key, max, bytes, v->deadline_ns, &why);
 	if (r == -ENOENT)
 		return damage(v, key, UINT64_MAX, "it is missing");
 	if (r == -EFBIG)

@@ -14,6 +14,7 @@
 #include "base/check.h"
 
 #define DRAIN_STEP_MS 2
+#define LOOK_AGAIN_MS 200 /* for an object that is known to be there */
 
 static const char *const backend_op_names[] = {
 	[BACKEND_GET] = "get",	     [BACKEND_HEAD] = "head",	  [BACKEND_PUT] = "put",     [BACKEND_BEGIN] = "begin",
@@ -67,7 +68,7 @@ static void backend_call_finish(struct backend_req *req)
 	backend_call_free(call);
 }
 
-int backend_call_run(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e)
+static int run_once(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e)
 {
 	struct backend_call *call = *pcall;
 	struct backend_req *req = &call->req;
@@ -92,8 +93,34 @@ int backend_call_run(struct backend *backend, struct backend_call **pcall, uint6
 	return error_set(e, r, "%s of %s: %s", backend_op_names[req->op], req->key, error_meaning(r));
 }
 
-int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
-		 struct error *e)
+/* The object is there, and the store has said that it is not. */
+static int look_again(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e)
+{
+	uint64_t seen_ns = env_in_ms(backend->env, BACKEND_NAME_LATE_MS);
+	int r = -ENOENT;
+
+	while (r == -ENOENT && *pcall && env_now(backend->env) < seen_ns) {
+		uint64_t again_ns = env_in_ms(backend->env, LOOK_AGAIN_MS);
+
+		if (again_ns >= deadline_ns)
+			break;
+		int slept = fiber_sleep_until(again_ns);
+		if (slept)
+			return error_set(e, slept, "%s: cancelled", (*pcall)->req.key);
+		r = run_once(backend, pcall, deadline_ns, e);
+	}
+	return r;
+}
+
+int backend_call_run(struct backend *backend, struct backend_call **pcall, uint64_t deadline_ns, struct error *e)
+{
+	int r = run_once(backend, pcall, deadline_ns, e);
+
+	return r == -ENOENT && (*pcall)->known ? look_again(backend, pcall, deadline_ns, e) : r;
+}
+
+static int read_whole(struct backend *backend, const char *key, size_t max, bool known, struct buf *ret,
+		      uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_GET, key);
 
@@ -103,6 +130,7 @@ int backend_read(struct backend *backend, const char *key, size_t max, struct bu
 	call->held = call->req.dst = malloc(max + 1);
 	if (!call->held)
 		return error_set(e, -ENOMEM, "no memory to read %s", key);
+	call->known = known;
 	call->req.len = max + 1; /* one more than fits shows that there is more */
 	int r = backend_call_run(backend, &call, deadline_ns, e);
 	if (r)
@@ -112,6 +140,18 @@ int backend_read(struct backend *backend, const char *key, size_t max, struct bu
 	if (buf_append(ret, call->req.dst, call->req.got))
 		return error_set(e, -ENOMEM, "no memory for %s", key);
 	return 0;
+}
+
+int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
+		 struct error *e)
+{
+	return read_whole(backend, key, max, false, ret, deadline_ns, e);
+}
+
+int backend_read_known(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
+		       struct error *e)
+{
+	return read_whole(backend, key, max, true, ret, deadline_ns, e);
 }
 
 struct copy {

@@ -133,6 +133,7 @@ struct backend_call {
 	struct backend_req req;
 	void (*release)(void *held); /* called once when the request is over and the call is freed */
 	void *held;
+	bool known; /* a reader's: the object is there, so -ENOENT is believed after BACKEND_NAME_LATE_MS only */
 	struct await done;
 	bool abandoned;
 };
@@ -151,6 +152,8 @@ int calls_drain(struct backend *backend, struct meta *meta, uint64_t deadline_ns
 /* Small objects and values, whole; the bytes are appended. -EFBIG: more than @max. */
 int backend_read(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
 		 struct error *e);
+int backend_read_known(struct backend *backend, const char *key, size_t max, struct buf *ret, uint64_t deadline_ns,
+		       struct error *e); /* of an object that is there */
 int backend_write(struct backend *backend, const char *key, struct view bytes, bool if_absent, uint64_t deadline_ns,
 		  struct error *e); /* 0, BACKEND_EXISTS, error */
 int meta_get(struct meta *meta, struct view key, struct buf *ret, uint64_t deadline_ns, struct error *e);

@@ -166,6 +166,7 @@ static int from_backend(struct flight *flight, const struct source *source, stru
 	block_pin(block);
 	call->release = unpin_held;
 	call->held = block;
+	call->known = true; /* a root names it */
 	call->req.dst = block->ptr;
 	call->req.offset = source->offset;
 	call->req.len = flight->bytes;
