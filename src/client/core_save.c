@@ -48,6 +48,17 @@ static void tell_cancel(struct core_save *save)
 	core_tell_encoded(save->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
 }
 
+/* The other ranks would wait for an offer that never comes. */
+static void tell_abandoned(struct core_save *save)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct msg_cancel m = { .group = save->group->handle,
+				      .bundle = view_str(save->bundle),
+				      .step = save->step };
+
+	core_tell_encoded(save->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
+}
+
 static void end_stage(struct core_save *save, enum core_stage stage, const struct error *e)
 {
 	if (save->over[stage])
@@ -510,6 +521,7 @@ void core_save_cancel(struct core_save *save)
 		error_set(&failure, -ECANCELED,
 			  "the save of step %" PRIu64 " of %s was cancelled before it was submitted", save->step,
 			  save->bundle);
+		tell_abandoned(save);
 		save_fail(save, &failure, false);
 	}
 	if (save->phase != PHASE_OFFERED || save->cancelled)

@@ -239,6 +239,8 @@ static int on_list(struct session *session, const struct request *request, struc
 			r = list_versions(session, request, &m, &versions, &more, e);
 		if (!r && !m.after_number)
 			r = list_labels(session, request, &m, &labels, e);
+		if (!r && !m.after_number && !versions.count && !labels.count)
+			r = error_set(e, -ENOENT, "there is no bundle %.*s", (int)m.bundle.len, m.bundle.ptr);
 	}
 	const struct msg_list_reply reply = {
 		.bundles = list_buf_view(&bundles),

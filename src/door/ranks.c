@@ -294,8 +294,10 @@ static int on_cancel(struct session *session, const struct request *request, str
 		return 0;
 	}
 	int r = rank_hold(session, m.group, &held.rank, e);
-	if (!r)
+	if (!r && m.number)
 		group_cancel(held.rank->rank, m.number);
+	else if (!r)
+		group_abandon(held.rank->rank, m.bundle, m.step);
 	return r;
 }
 

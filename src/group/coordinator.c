@@ -413,8 +413,10 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 	group->complete = ++group->n_here == group->size || group->complete;
 	wake_all(&group->changed);
 
-	uint64_t incarnation = group->incarnation;
-	r = wait_for_all(group, incarnation, deadline_ns, e);
+	/* a little before the caller gives up, so that it hears who is missing */
+	uint64_t incarnation = group->incarnation, now_ns = env_now(groups->env);
+	uint64_t patience_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+	r = wait_for_all(group, incarnation, deadline_ns - patience_ns / 10, e);
 	if (r) {
 		if (group->incarnation == incarnation && group->ranks[join.rank].presence == RANK_HERE) {
 			group->ranks[join.rank].presence = RANK_ABSENT;

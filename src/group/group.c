@@ -96,6 +96,7 @@ static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, stru
 	list_init(&group->loads);
 	map_init(&group->structures);
 	map_init(&group->parts);
+	map_init(&group->abandoned);
 	group->tenant = view_dup(tenant);
 	group->name = view_dup(name);
 	if (group->tenant && group->name && !group_key(&group->key, tenant, name, incarnation) &&
@@ -154,18 +155,18 @@ static void add_rank(struct mgroup *group, struct rank *rank)
 	group->n_ranks++;
 }
 
-/* Tells the coordinator, in a fiber of its own: the rank's connection may be gone already. */
-struct lost_note {
+struct note {
 	struct groups *groups;
 	char *node;
+	enum msg_type type;
 	struct buf body;
 };
 
-static int send_lost(void *arg)
+static int send_note(void *arg)
 {
-	struct lost_note *note = arg;
+	struct note *note = arg;
 
-	(void)cluster_call(note->groups->cluster, note->node, MSG_G_LOST, view_buf(&note->body),
+	(void)cluster_call(note->groups->cluster, note->node, note->type, view_buf(&note->body),
 			   env_in_ms(note->groups->env, SETTLE_MS), NULL, NULL);
 	free(note->node);
 	buf_fini(&note->body);
@@ -173,20 +174,31 @@ static int send_lost(void *arg)
 	return 0;
 }
 
+void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body)
+{
+	struct note *note = calloc(1, sizeof(*note));
+	char *name = strdup(node);
+
+	if (note && name) {
+		*note = (struct note){ .groups = groups, .node = name, .type = type, .body = *body };
+		*body = (struct buf){ 0 };
+		if (!fiber_start(&groups->flows, "note", send_note, note))
+			return;
+		buf_fini(&note->body);
+	}
+	buf_fini(body); /* untold, the save ends at its deadline */
+	free(name);
+	free(note);
+}
+
 static void tell_lost(struct groups *groups, const char *coordinator, const struct msg_g_lost *lost)
 {
-	struct lost_note *note = calloc(1, sizeof(*note));
+	struct buf body = { 0 };
 
-	if (!note)
-		return; /* the save then ends at its deadline */
-	note->groups = groups;
-	note->node = strdup(coordinator);
-	if (!note->node || msg_g_lost_encode(lost, &note->body) ||
-	    fiber_start(&groups->flows, "rank-lost", send_lost, note)) {
-		free(note->node);
-		buf_fini(&note->body);
-		free(note);
-	}
+	if (msg_g_lost_encode(lost, &body))
+		buf_fini(&body);
+	else
+		tell_coordinator(groups, coordinator, MSG_G_LOST, &body);
 }
 
 /* Asks whoever coordinates the group; when that one is just going, until its lease has ended and another took it. */

@@ -46,7 +46,9 @@ int group_save(struct rank *rank, const struct msg_save *save, uint64_t deadline
 	       struct error *e);
 /* Blocks that the rank has filled. Malformed or unknown ones fail the save. */
 int group_filled(struct rank *rank, const struct msg_filled *filled, struct error *e);
-void group_cancel(struct rank *rank, uint64_t number); /* a save or a load */
+void group_cancel(struct rank *rank, uint64_t number); /* a save */
+/* The rank will not offer that step: its save fails on all ranks, whether they have offered or will. */
+void group_abandon(struct rank *rank, struct view bundle, uint64_t step);
 
 /*
  * A load: @rank NULL is ungrouped (then @events, else the rank's). Pushes BLOCKS as verified blocks come, until all wants are

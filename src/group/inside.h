@@ -32,6 +32,9 @@ struct groups {
 /* ---- group.c: keys -------------------------------------------------------------------------------------------------- */
 
 /* tenant 0 group [0 incarnation]: appended to @out. */
+int step_key(struct buf *out, struct view bundle, uint64_t step); /* bundle 0 step */
+/* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. */
+void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
 
 /* ---- coordinator.c --------------------------------------------------------------------------------------------------- */
@@ -146,6 +149,7 @@ struct mgroup {
 	struct list saves;     /* struct msave */
 	struct map structures; /* struct structure by bundle and rank */
 	struct map parts;      /* struct part by bundle: the node's part of the last plan */
+	struct map abandoned;  /* words by step: a rank here took its part back before all had offered */
 	struct list loads;     /* struct mload */
 };
 void mgroup_put(struct mgroup *group); /* accepts NULL */

@@ -39,8 +39,11 @@ void mgroup_put(struct mgroup *group)
 		structure_put(map_value(s));
 	for (struct map_slot *s = map_first(&group->parts); s; s = map_next(s))
 		part_put(map_value(s));
+	for (struct map_slot *s = map_first(&group->abandoned); s; s = map_next(s))
+		free(map_value(s));
 	map_fini(&group->structures);
 	map_fini(&group->parts);
+	map_fini(&group->abandoned);
 	map_remove(&group->groups->members, view_buf(&group->key));
 	buf_fini(&group->key);
 	free(group->tenant);
@@ -410,8 +413,16 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 {
 	struct mgroup *group = rank->group;
 	struct msave *save = find_gathering(group, from->bundle, from->step);
+	_cleanup_(buf_fini) struct buf key = { 0 };
 	bool is_new = !save;
-	int r = 0;
+	int r = step_key(&key, from->bundle, from->step);
+	const char *abandoned = r ? NULL : map_get(&group->abandoned, view_buf(&key));
+
+	if (abandoned)
+		return error_set(e, -ECANCELED, "%s of step %" PRIu64 " of %.*s", abandoned, from->step,
+				 (int)from->bundle.len, from->bundle.ptr);
+	if (r)
+		return r;
 
 	if (is_new)
 		save = msave_new(group->groups, group, from->bundle, from->step, group->coordinator);
@@ -545,53 +556,47 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 	return 0;
 }
 
-/* A rank cancels: tells the coordinator, which fails the save on all ranks. */
-struct cancel_note {
-	struct msave *save;
-	uint32_t rank;
-};
-
-static int send_cancel(void *arg)
+/* A rank takes its part back: the coordinator fails the save on all ranks, of those that offered and those that will. */
+static void tell_cancelled(const struct rank *rank, struct view bundle, uint64_t step, const char *words)
 {
-	struct cancel_note *note = arg;
-	_cleanup_(cleanup_msave_put) struct msave *save = note->save;
-	_cleanup_(buf_fini) struct buf body = { 0 }, words = { 0 };
-	struct msg_g_stage fail = { .tenant = view_str(save->group->tenant),
-				    .group = view_str(save->group->name),
-				    .incarnation = save->group->incarnation,
-				    .bundle = view_str(save->bundle),
-				    .step = save->step,
-				    .code = ECANCELED };
-	int r = buf_printf(&words, "rank %u cancelled the save", note->rank);
+	const struct mgroup *group = rank->group;
+	struct buf body = { 0 };
+	struct msg_g_stage fail = { .tenant = view_str(group->tenant),
+				    .group = view_str(group->name),
+				    .incarnation = group->incarnation,
+				    .bundle = bundle,
+				    .step = step,
+				    .code = ECANCELED,
+				    .words = view_str(words) };
 
-	free(note);
-	fail.words = view_buf(&words);
-	if (!r)
-		r = msg_g_stage_encode(&fail, &body);
-	if (!r)
-		(void)cluster_call(save->groups->cluster, save->coordinator, MSG_G_FAIL, view_buf(&body),
-				   env_in_ms(save->groups->env, SETTLE_MS), NULL, NULL);
-	return 0;
+	if (msg_g_stage_encode(&fail, &body))
+		buf_fini(&body); /* the save then ends at its deadline */
+	else
+		tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
 }
 
-static void cancel_save(struct msave *save, uint32_t rank)
+void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
 {
-	struct cancel_note *note = calloc(1, sizeof(*note));
+	_cleanup_(buf_fini) struct buf key = { 0 };
+	struct mgroup *group = rank->group;
+	struct msave *save = find_gathering(group, bundle, step);
+	char words[64], *kept;
 
-	if (!note)
-		return;
-	*note = (struct cancel_note){ .save = save, .rank = rank };
-	save->refs++;
-	if (!save->sent || fiber_start(&save->groups->flows, "cancel", send_cancel, note)) {
-		msave_put(save);
-		free(note);
-		msave_fail(save, -ECANCELED, "a rank cancelled the save");
-	}
+	snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
+	kept = step_key(&key, bundle, step) ? NULL : strdup(words);
+	if (kept && map_put(&group->abandoned, view_buf(&key), kept))
+		free(kept);
+	tell_cancelled(rank, bundle, step, words);
+	if (save)
+		msave_fail(save, -ECANCELED, words);
 }
 
 /* Also how a client says, after a failure, that it touches no span any more. */
 void group_cancel(struct rank *rank, uint64_t number)
 {
+	char words[64];
+
+	snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
 	list_each(node, &rank->group->saves) {
 		struct msave *save = list_entry(node, struct msave, group_link);
 		struct moffer *offer = msave_offer_of(save, rank);
@@ -601,8 +606,10 @@ void group_cancel(struct rank *rank, uint64_t number)
 		offer->quiet = true;
 		if (is_over(save))
 			msave_settled(save);
+		else if (!save->sent)
+			group_abandon(rank, view_str(save->bundle), save->step);
 		else if (save->state < SAVE_CAPTURED)
-			cancel_save(save, rank->number);
+			tell_cancelled(rank, view_str(save->bundle), save->step, words);
 		return;
 	}
 }

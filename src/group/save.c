@@ -679,7 +679,7 @@ static int save_life(void *arg)
 
 /* ---- offers --------------------------------------------------------------------------------------------------------- */
 
-static int step_key(struct buf *out, struct view bundle, uint64_t step)
+int step_key(struct buf *out, struct view bundle, uint64_t step)
 {
 	uint8_t le[8];
 	int r = buf_append(out, bundle.ptr, bundle.len);
@@ -711,19 +711,22 @@ static int claim_step(struct cgroup *group, struct view bundle, uint64_t step, s
 	return r;
 }
 
-static void mark_failed(const struct csave *save)
+/* Ranks that come to that step later are told why it failed. */
+static void mark_step(struct cgroup *group, struct view bundle, uint64_t step, const struct error *why)
 {
 	_cleanup_(buf_fini) struct buf key = { 0 };
+	struct step_mark *mark = step_key(&key, bundle, step) ? NULL : map_get(&group->steps, view_buf(&key));
 
-	if (save->incarnation != save->group->incarnation || step_key(&key, view_str(save->bundle), save->step))
+	if (!mark || mark->code)
 		return;
-	struct step_mark *mark = map_get(&save->group->steps, view_buf(&key));
-	if (!mark)
-		return;
-	mark->code = save->error.code;
-	mark->words = strdup(save->error.text);
-	if (!mark->words)
-		mark->code = 0;
+	mark->words = strdup(why->text);
+	mark->code = mark->words ? why->code : 0;
+}
+
+static void mark_failed(const struct csave *save)
+{
+	if (save->incarnation == save->group->incarnation)
+		mark_step(save->group, view_str(save->bundle), save->step, &save->error);
 }
 
 void steps_fini(struct map *steps)
@@ -908,7 +911,7 @@ void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words)
 	}
 }
 
-/* A rank cancelled it. Too late once all have captured: -EALREADY. */
+/* A rank cancelled it, maybe before anybody offered. Too late once all have captured: -EALREADY. */
 int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code, const char *words)
 {
 	list_each(node, &group->saves) {
@@ -920,7 +923,12 @@ int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code,
 		if (save->state >= SAVE_CAPTURED)
 			return -EALREADY;
 		stop(save, code, words);
+		return 0;
 	}
+	struct error e = { 0 };
+	(void)error_set(&e, code, "%s", words);
+	if (!claim_step(group, bundle, step, NULL))
+		mark_step(group, bundle, step, &e);
 	return 0;
 }
 
