@@ -275,6 +275,7 @@ static void on_offered(struct request *request, const struct error *e, struct vi
 		save->cancel_due = false; /* it was not taken in, and now it never will be */
 		if (save->cancelled)
 			error_set(&failure, -ECANCELED, "the save was cancelled");
+		tell_abandoned(save);
 		save_fail(save, &failure, false);
 	} else if (m.need_items) {
 		save->whole = true;

@@ -567,7 +567,7 @@ static int reach(struct csave *save, enum save_state state, struct error *e)
 static int save_run(void *arg)
 {
 	struct csave *save = arg;
-	struct error *e = &save->error;
+	struct error *e = &save->run_error;
 	bool hinted;
 	int r;
 
@@ -639,6 +639,8 @@ static void save_settle(struct csave *save, int result)
 {
 	if (save->failed && save->state != SAVE_DURABLE)
 		result = save->failed;
+	else
+		save->error = save->run_error;
 	if (result && !save->error.code)
 		(void)error_set(&save->error, result, "%s", error_meaning(result));
 	if (result && result != -ERR_EUNINDEXED && save->slot_open)
