@@ -19,18 +19,18 @@ from pathlib import Path
 import forebay
 
 BUILD = Path(os.environ.get("FOREBAY_BUILD", Path(__file__).resolve().parents[1] / "build"))
-LIMIT_S = 60  # for anything that is waited for
+LIMIT_S = 20  # for anything that is waited for
 MIB = 1 << 20
 
 
 def until(condition, what, limit_s=LIMIT_S):
-    """Calls `condition` until it returns something true, and returns that."""
+    """Calls `condition` until it returns something true, and returns that. what: words, or a call that yields them."""
     deadline = time.monotonic() + limit_s
     while True:
         result = condition()
         if result:
             return result
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what() if callable(what) else what}"
         time.sleep(0.005)
 
 
@@ -136,13 +136,17 @@ class Cluster:
     def wait_ready(self):
         """Until every daemon serves and sees all others as they are since their last start."""
 
+        views = None
+
         def agree():
+            nonlocal views
             views = self.views()
-            return views and len(views[0]) == self.nodes and all(v == views[0] for v in views) and all(
-                up for _, _, up in views[0].values())
+            if not views or any(view != views[0] for view in views):
+                return False
+            return len(views[0]) == self.nodes and all(up for _, _, up in views[0].values())
 
         self.words = ""
-        until(agree, f"all daemons are ready: {self.words}")
+        until(agree, lambda: f"all daemons are ready: {self.words} {views}")
 
     def run(self, *words, node=0):
         """The command forebay, with its output as text."""
