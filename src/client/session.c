@@ -14,7 +14,7 @@
 /* ---- forks ---------------------------------------------------------------------------------------------------------------- */
 
 static atomic_uint fork_number; /* how many forks lie between the first process with this library and this one */
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static pthread_once_t process_once = PTHREAD_ONCE_INIT;
 static int fork_watch_result;
 
 static void in_child(void)
@@ -22,8 +22,9 @@ static void in_child(void)
 	atomic_fetch_add(&fork_number, 1);
 }
 
-static void watch_forks(void)
+static void prepare_process(void)
 {
+	digest_of(NULL, 0); /* BLAKE3 looks at the processor once: before there are threads that would do so at the same time */
 	fork_watch_result = -pthread_atfork(NULL, NULL, in_child);
 }
 
@@ -433,7 +434,7 @@ int forebay_connect(const struct forebay_connect_options *options, struct foreba
 	struct forebay_connect_options own;
 	struct error e = { 0 };
 
-	pthread_once(&fork_once, watch_forks);
+	pthread_once(&process_once, prepare_process);
 	int r = fork_watch_result ? fork_watch_result :
 				    api_take(&own, sizeof(own), options, "struct forebay_connect_options", &e);
 	if (r)
