@@ -14,14 +14,14 @@
 #include "daemon/daemon.h"
 #include "sim/inside.h"
 
-#define HISTORY_NS (7200 * NS_PER_S) /* a history that takes longer does not end */
-#define POOL_BYTES (4u << 20)
-#define READY_MS   90000 /* for a healed cluster to be whole again */
-#define VERIFY_MS  60000
-#define AWAY_MS	   8000 /* of a dead node, at most */
-#define TROUBLE_MS 1500 /* between two troubles, at most */
-#define STORE	   "/store"
-#define KEYS_MAX   10000
+#define HISTORY_NS  (7200 * NS_PER_S) /* a history that takes longer does not end */
+#define POOL_ENOUGH (16u << 20)	      /* where all must succeed */
+#define READY_MS    90000	      /* for a healed cluster to be whole again */
+#define VERIFY_MS   60000
+#define AWAY_MS	    8000 /* of a dead node, at most */
+#define TROUBLE_MS  1500 /* between two troubles, at most */
+#define STORE	    "/store"
+#define KEYS_MAX    10000
 
 const char *const bundle_names[BUNDLES] = { "job/a", "model" };
 const char *const label_names[LABELS] = { "prod", "best" };
@@ -105,7 +105,7 @@ static void node_start(struct node *n)
 				    .listen = n->listen,
 				    .socket = n->socket + strlen("unix:"),
 				    .tenant = TENANT,
-				    .pool_bytes = POOL_BYTES,
+				    .pool_bytes = h->calm || h->healed ? POOL_ENOUGH : h->pool_bytes,
 				    .rebuild = n->rebuild };
 	struct error e = { 0 };
 	int r = h->model_store ? model_backend_open(n->env, h->store, &o.backend) :
@@ -252,6 +252,23 @@ static struct person *some_person(struct history *h)
 	return found;
 }
 
+/* Everywhere at once: a store that forgets while its writers go on as if nothing had happened would be none. */
+static void lose_power(struct history *h)
+{
+	for (unsigned i = 0; i < h->n_nodes; i++) {
+		struct node *n = &h->nodes[i];
+
+		if (!n->env || sim_env(n->env)->dead)
+			continue;
+		world_kill(n->env, DEATH_MACHINE);
+		wake_all(&n->place);
+	}
+	if (h->model_store)
+		return;
+	history_deed(h, DEED_STORE_LOST_POWER);
+	world_power_loss(h->world, STORE);
+}
+
 static int make_trouble(void *arg)
 {
 	struct history *h = arg;
@@ -282,10 +299,8 @@ static int make_trouble(void *arg)
 			end_silences(h);
 			break;
 		case 5:
-			if (!h->model_store && world_random(h->world, 3) == 0) {
-				history_deed(h, DEED_STORE_LOST_POWER);
-				world_power_loss(h->world, STORE);
-			}
+			if (world_random(h->world, 3) == 0)
+				lose_power(h);
 			break;
 		default:
 			inject_fault(h);
@@ -339,13 +354,8 @@ static int wait_ready(struct history *h)
 /* Everything stops and starts again. @power: the machines lose it, instead of stopping in order. */
 static int restart(struct history *h, bool power)
 {
-	for (unsigned i = 0; power && i < h->n_nodes; i++)
-		if (h->nodes[i].env && !sim_env(h->nodes[i].env)->dead)
-			world_kill(h->nodes[i].env, DEATH_MACHINE);
-	if (power && !h->model_store) {
-		history_deed(h, DEED_STORE_LOST_POWER);
-		world_power_loss(h->world, STORE);
-	}
+	if (power)
+		lose_power(h);
 	nursery_fini(&h->flows);
 	nursery_init(&h->flows, h->world->loop);
 	start_nodes(h);
@@ -471,6 +481,38 @@ static void judge_slots(struct history *h)
 	person_gone(person);
 }
 
+/* Flips a bit of a pack that belongs to a version, on the disk. */
+static void rot_pack(struct history *h)
+{
+	struct person *person = person_born(h, 0);
+	_cleanup_(buf_fini) struct buf keys = { 0 };
+	char path[BACKEND_KEY_MAX + 16];
+	const char *end, *found = NULL;
+	uint64_t n = 0;
+
+	if (!h->model_store && !list_store(h, person->env, &keys)) {
+		end = (char *)keys.ptr + keys.len;
+		for (const char *at = (char *)keys.ptr; at < end; at += strlen(at) + 1)
+			if (strstr(at, "/p/") && world_random(h->world, ++n) == 0)
+				found = at;
+	}
+	for (const char *at = (char *)keys.ptr; found && at < end; at += strlen(at) + 1) {
+		const char *number = strstr(at, "/v/"), *save = strstr(found, "/p/") + 3;
+		unsigned bundle = strstr(at, "/b/job") == NULL;
+		struct attempt *a = number && strncmp(at, found, (size_t)(number - at)) == 0 && strlen(number) > 40 &&
+						    strncmp(number + 24, save, 16) == 0 ?
+					    truth_version(h, bundle, strtoull(number + 3, NULL, 10)) :
+					    NULL;
+
+		if (!a || a->dying)
+			continue;
+		snprintf(path, sizeof(path), STORE "/%s", found);
+		a->rotten |= !world_rot(person->env, path, world_random(h->world, 5000));
+		break;
+	}
+	person_gone(person);
+}
+
 static int lose_engine(struct history *h)
 {
 	history_deed(h, DEED_ENGINE_LOST);
@@ -491,6 +533,8 @@ static int judge_all(struct history *h)
 	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
 	int r = restart(h, world_random(h->world, 2));
 
+	if (!r && world_random(h->world, 4) == 0)
+		rot_pack(h);
 	for (unsigned i = 0; i < h->n_nodes && !r; i++) {
 		buf_fini(&before);
 		r = judge(h, i, &before);
@@ -580,6 +624,7 @@ static void draw_history(struct history *h)
 	h->calm = !faults && world_random(w, 2);
 	h->n_nodes = 2 + (unsigned)world_random(w, NODES_MAX - 1);
 	h->model_store = world_random(w, 3) == 0;
+	h->pool_bytes = (3u << 20) << world_random(w, 3);
 	h->store = model_records_new(w);
 	h->engine = model_records_new(w);
 	world_share(w, STORE);

@@ -92,6 +92,8 @@ struct item {
 
 struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step, uint32_t ranks, uint64_t structure);
 struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t number); /* NULL: not known */
+bool truth_is_large(const struct attempt *a); /* its first item is a replica of which samples see a part */
+bool truth_lies(const struct attempt *a);     /* replicas differ */
 /* The item as @rank offers it, and its boxes there: how many. */
 struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank);
 unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t rank, struct box ret[BOXES_MAX]);
@@ -168,6 +170,7 @@ struct history {
 	struct node nodes[NODES_MAX];
 	unsigned n_nodes, n_runs, n_persons, serial;
 	bool model_store;
+	uint64_t pool_bytes;
 	struct model_records *store, *engine;
 	struct nursery flows;
 	struct list persons;

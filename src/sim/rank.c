@@ -124,6 +124,8 @@ static void note_end(struct saving *s, int r)
 	struct attempt *a = s->attempt;
 
 	if (!r) {
+		if (truth_lies(a) && !a->hinted)
+			history_fail(h, "save %u is durable, and its replicas differ", a->id);
 		truth_published(h, a, core_save_version(s->save), true);
 		const struct core_stats *stats = core_save_stats(s->save);
 		for (size_t i = 0; i < stats->n; i++)
@@ -138,7 +140,7 @@ static void note_end(struct saving *s, int r)
 			r == -ERR_EUNINDEXED ? DEED_SAVE_UNINDEXED :
 					       DEED_SAVE_FAILED);
 	bool expected = !r || s->cancelled || a->again || r == -ERR_EREPLICA || r == -ERR_EPOOL;
-	if (r == -ERR_EREPLICA && a->liar < 0)
+	if (r == -ERR_EREPLICA && a->liar < 0 && !a->again)
 		history_fail(h, "save %u: equal replicas are called different", a->id);
 	if (s->rank->job->must && !expected && r != -ECANCELED)
 		history_fail(h, "save %u of rank %u failed although nothing was in its way: %s", a->id, s->rank->number,
@@ -223,7 +225,7 @@ static struct attempt *known_version(struct history *h, unsigned bundle)
 	for (unsigned i = 0; i < h->n_attempts; i++) {
 		struct attempt *a = h->attempts[i];
 
-		if (a->bundle == bundle && a->version && !a->dying && world_random(h->world, ++n) == 0)
+		if (a->bundle == bundle && a->version && !a->dying && !a->rotten && world_random(h->world, ++n) == 0)
 			found = a;
 	}
 	return found;
@@ -255,7 +257,7 @@ static void draw_step(struct run *job, unsigned i)
 	step->attempt->hinted = same && world_random(h->world, 4) != 0;
 	step->attempt->copies = job->copies;
 	step->attempt->again = again;
-	if (job->n_ranks > 1 && world_random(h->world, 12) == 0)
+	if (job->n_ranks > 1 && world_random(h->world, truth_is_large(step->attempt) ? 2 : 12) == 0)
 		step->attempt->liar = (int)world_random(h->world, job->n_ranks);
 }
 

@@ -16,6 +16,8 @@
 
 #include "base/hash.h"
 #include "sim/inside.h"
+#include "wire/frame.h"
+#include "wire/message.h"
 
 #define STREAM_MAGIC   UINT32_C(0x6d727473)
 #define PIECE_BYTES    (64u << 10) /* what one chunk carries at most */
@@ -602,8 +604,11 @@ static ssize_t op_send(struct stream *s, const struct iovec *iov, int n, const s
 		CHECK(c->arena);
 		c->arena->refs++;
 	}
-	world_tell(s->world, &s->env->env, "sends %zu bytes on s%" PRIu64 " to %s x=%016" PRIx64, len, s->id,
-		   peer_name(s), hash64(c->bytes, len, 0));
+	struct frame_head head;
+	bool is_frame = len >= FRAME_HEAD_BYTES && frame_decode(c->bytes, &head, NULL) == 0;
+	world_tell(s->world, &s->env->env, "sends %zu bytes on s%" PRIu64 " to %s x=%016" PRIx64 " %s%s", len, s->id,
+		   peer_name(s), hash64(c->bytes, len, 0), is_frame ? msg_type_name(head.type) : "",
+		   is_frame && head.flags & FRAME_REPLY ? " reply" : "");
 	return (ssize_t)len;
 }
 

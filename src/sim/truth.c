@@ -28,9 +28,26 @@ static uint64_t trait(const struct attempt *a, unsigned item, unsigned n, uint64
 	return mix(a->structure, item * 64 + n) % below;
 }
 
+bool truth_is_large(const struct attempt *a)
+{
+	return a->structure % 8 == 0 && a->n_items;
+}
+
 static enum sharding sharding_of(const struct attempt *a, unsigned i)
 {
-	return (enum sharding)trait(a, i, 0, SHARDINGS);
+	return truth_is_large(a) && i == 0 ? REPLICA : (enum sharding)trait(a, i, 0, SHARDINGS);
+}
+
+bool truth_lies(const struct attempt *a)
+{
+	bool lies = false;
+
+	for (unsigned i = 0; i < a->n_items && a->ranks > 1 && a->liar >= 0; i++) {
+		struct item item = truth_item(a, i, 0);
+
+		lies |= sharding_of(a, i) == REPLICA && truth_bytes(&item, &item.whole);
+	}
+	return lies;
 }
 
 struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
@@ -50,7 +67,7 @@ struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
 	}
 	if (item.bits == 4 && (item.whole.ndim != 2 || sharding_of(a, i) == GRID || item.whole.count[1] % 2))
 		item.bits = 8;
-	if (trait(a, i, 7, 40) == 0) { /* more than the sample looks at */
+	if (truth_is_large(a) && i == 0) { /* more than the sample looks at */
 		item.bits = 8;
 		item.whole = (struct box){ .ndim = 1, .count = { 400000 } };
 	}

@@ -12,7 +12,6 @@
 #define STORY_LINE    512      /* bytes; longer lines are cut */
 #define UNWIND_TURNS  1000000  /* after a history's end: more is a fiber that does not end */
 #define WORKERS	      4	       /* jobs at once in an env; the others wait */
-#define ARENA_ALIGN   4096
 #define RATE_AT_FIRST UINT64_C(1000000000)
 
 static const char worker_name[] = "sim-worker";
@@ -386,10 +385,8 @@ static int op_arena_new(struct env *env, size_t size, bool shared_read, struct a
 		return error_set(err, -ENOMEM, "no memory for an arena of %zu bytes", size);
 
 	struct sim_arena *a = must_alloc(sizeof(*a));
-	size_t room = (size + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
 	*a = (struct sim_arena){ .size = size, .id = ++e->world->serial, .refs = 1 };
-	CHECK((a->ptr = aligned_alloc(ARENA_ALIGN, room)));
-	memset(a->ptr, 0, room);
+	a->ptr = must_alloc(size);
 	list_append(&e->world->arenas, &a->link);
 	e->open++;
 	world_tell(e->world, env, "arena %" PRIu64 " of %zu bytes%s", a->id, size,

@@ -73,7 +73,8 @@ int flight_wait(struct flight *flight, uint64_t deadline_ns, struct block **ret,
 	while (!flight->ended) {
 		int r = wait_at(&flight->place, deadline_ns);
 		if (r && !flight->ended)
-			return error_set(e, r, "a block of %" PRIu32 " bytes has not come in time", flight->bytes);
+			return error_set(e, r, "a block of %" PRIu32 " bytes: %s", flight->bytes,
+					 r == -ETIMEDOUT ? "it has not come in time" : "cancelled");
 	}
 	if (flight->result)
 		return error_set(e, flight->result, "%s", flight->error.text);
