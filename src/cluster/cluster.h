@@ -74,7 +74,7 @@ struct node_info {
 	char name[NODE_NAME_MAX + 1], domain[NODE_NAME_MAX + 1];
 	char address[128];
 	uint64_t incarnation, store_rate;
-	bool up; /* heard within PEER_SILENT_MS, or never tried */
+	bool up; /* heard within PEER_SILENT_MS, or never tried in this life of it */
 };
 /* Waits (reads the engine). Sorted by name. -ENOENT when @name is unknown. */
 int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct node_info *ret,

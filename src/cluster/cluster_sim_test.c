@@ -223,6 +223,17 @@ static void a_silent_peer_is_noticed_in_time_and_told_of_once(void **state)
 	play(silence_story);
 }
 
+/* What a list of the nodes at @s's first node says of "n1". */
+static bool listed_up(struct scene *s)
+{
+	_cleanup_(cleanup_mem) struct node_info *infos = NULL;
+	size_t n = 0;
+
+	EXPECT_INT(cluster_nodes(s->nodes[0].cluster, env_in_ms(s->nodes[0].env, 5000), &infos, &n, NULL), 0);
+	EXPECT(n >= 2 && !strcmp(infos[1].name, "n1"));
+	return infos[1].up;
+}
+
 static int one_way_story(struct scene *s)
 {
 	struct caller caller;
@@ -234,7 +245,12 @@ static int one_way_story(struct scene *s)
 	EXPECT_INT(nursery_wait(&nursery, since_ns + 2 * NOTICE_NS), 0);
 	EXPECT_INT(caller.result, -EHOSTDOWN);
 	EXPECT(caller.ended_ns <= since_ns + NOTICE_NS);
+	EXPECT(!listed_up(s));
+	pause_ms(s, 5000); /* the list has dialled it, in vain */
 	world_silence(s->world, "n1", "n0", false);
+	EXPECT(!listed_up(s));
+	pause_ms(s, 1000);
+	EXPECT(listed_up(s)); /* and now it was found, though nobody has called it */
 	EXPECT_INT(call(s, 0, 1, MSG_ECHO, 5000), 0);
 	return 0;
 }

@@ -302,6 +302,8 @@ static int restart_story(struct bed *bed)
 
 	bed_start(bed, 1); /* at another address */
 	serve_all(bed, 1);
+	EXPECT_CALL(cluster_node_info(at(bed, 0), "n1", bed_deadline(bed), &info, &e), 0, &e);
+	EXPECT(info.up && info.incarnation == 2); /* though nobody has called it */
 	expect_echo(bed, 0, 1, "b");
 	EXPECT_CALL(cluster_node_info(at(bed, 0), "n1", bed_deadline(bed), &info, &e), 0, &e);
 	EXPECT(info.up && info.incarnation == 2 && !strcmp(info.address, cluster_address(at(bed, 1))));

@@ -69,6 +69,7 @@ void peer_free(struct peer *peer);
 void peer_close(struct peer *peer, int code, const char *words); /* both links; nobody is told */
 /* Another life of that node speaks: its old connections and record are worth nothing. */
 void peer_reborn(struct peer *peer);
+void peer_try_again(struct peer *peer); /* dials one that is down; waits for nothing */
 int peer_call(struct peer *peer, enum msg_type type, struct view body, uint64_t deadline_ns, struct buf *ret_answer,
 	      struct error *e);
 /* Waits until the link is up, dialling if it must. 0, -EHOSTDOWN, -ETIMEDOUT, -ECANCELED, or why the peer refused. */

@@ -83,8 +83,12 @@ static void peer_learn(struct peer *peer, const struct record *record)
 	if (!peer->fixed)
 		copy_text(peer->address, record->address);
 	peer->store_rate = record->store_rate;
-	if (record->incarnation > peer->incarnation)
+	if (record->incarnation > peer->incarnation) {
 		peer->incarnation = record->incarnation;
+		if (peer->down)
+			peer->heard = 0; /* the watchers know that this life is over */
+		peer->down = false;	 /* the new one was not tried yet */
+	}
 	peer->known = true;
 	peer->stale = false;
 }
@@ -211,6 +215,7 @@ static int infos_add(struct cluster *cluster, struct view key, struct view value
 		if (r)
 			return r;
 		info_of_peer(peer, &info);
+		peer_try_again(peer);
 	}
 	return buf_append(infos, &info, sizeof(info)) ? error_set(e, -ENOMEM, "no memory for a list of nodes") : 0;
 }

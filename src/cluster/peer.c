@@ -135,6 +135,13 @@ void peer_reborn(struct peer *peer)
 	link_end(&peer->bulk, -EHOSTDOWN, "it has been started anew");
 	if (!told && peer->heard)
 		peer_tell(peer);
+	peer->down = false; /* its new life has not been tried */
+}
+
+void peer_try_again(struct peer *peer)
+{
+	if (peer->down && peer->control.state == LINK_IDLE && !peer->cluster->stopping)
+		link_dial(&peer->control);
 }
 
 /* ---- greeting ---- */
