@@ -19,7 +19,7 @@ from pathlib import Path
 import forebay
 
 BUILD = Path(os.environ.get("FOREBAY_BUILD", Path(__file__).resolve().parents[1] / "build"))
-LIMIT_S = 20  # for anything that is waited for
+LIMIT_S = 60  # for anything that is waited for
 MIB = 1 << 20
 
 
