@@ -7,7 +7,7 @@
 
 #include "cli/text.h"
 
-#define TERM_MS	  20000
+#define TERM_MS	  10000
 #define KILL_MS	  10000
 #define NS_PER_MS 1000000
 
