@@ -116,6 +116,20 @@ static int offer_all(struct put *put)
 
 /* ---- waiting --------------------------------------------------------------------------------------------------------- */
 
+static void take_figure(void *arg, const char *name, uint64_t value)
+{
+	if (!strcmp(name, "captured_bytes"))
+		progress_set(arg, value);
+}
+
+static void show(struct put *put, enum forebay_stage stage, struct progress *progress)
+{
+	if (stage == FOREBAY_CAPTURED)
+		(void)forebay_save_stats(put->save, take_figure, progress);
+	else
+		progress_wait(progress, "captured; until it is durable");
+}
+
 static int wait_stage(struct put *put, enum forebay_stage stage, struct progress *progress)
 {
 	_cleanup_(cleanup_forebay_future_free) struct forebay_future *future = NULL;
@@ -124,7 +138,7 @@ static int wait_stage(struct put *put, enum forebay_stage stage, struct progress
 	if (r < 0)
 		return command_fail_call(r, put->command.arg[0]);
 	while ((r = forebay_wait(future, WAIT_MS)) == -ETIMEDOUT)
-		progress_add(progress, 0);
+		show(put, stage, progress);
 	if (r < 0) {
 		progress_end(progress);
 		return command_fail("%s: %s", put->command.arg[0], forebay_future_error(future));
@@ -151,13 +165,12 @@ static int wait_durable(struct put *put)
 	struct progress progress;
 	struct error e = { 0 };
 
-	progress_begin(&progress, "store", put->tree.bytes);
+	progress_begin(&progress, "put", put->tree.bytes);
 	int r = wait_stage(put, FOREBAY_CAPTURED, &progress);
 	if (r)
 		return r;
 	if (sources_check(put->sources, put->tree.n, &e))
 		return take_back(put, &e, &progress);
-	progress_add(&progress, put->tree.bytes);
 	r = wait_stage(put, FOREBAY_DURABLE, &progress);
 	progress_end(&progress);
 	return r;

@@ -211,13 +211,34 @@ void progress_begin(struct progress *progress, const char *label, uint64_t total
 	progress->shown = isatty(STDERR_FILENO);
 }
 
+static bool is_due(const struct progress *progress, uint64_t now)
+{
+	return progress->shown && now - progress->drawn_ns >= DRAW_NS;
+}
+
+void progress_set(struct progress *progress, uint64_t done)
+{
+	uint64_t now = now_ns();
+
+	progress->done = done;
+	if (is_due(progress, now))
+		draw(progress, now);
+}
+
 void progress_add(struct progress *progress, uint64_t bytes)
 {
-	uint64_t now;
+	progress_set(progress, progress->done + bytes);
+}
 
-	progress->done += bytes;
-	if (progress->shown && (now = now_ns()) - progress->drawn_ns >= DRAW_NS)
-		draw(progress, now);
+void progress_wait(struct progress *progress, const char *what)
+{
+	uint64_t now = now_ns();
+
+	if (!is_due(progress, now))
+		return;
+	fprintf(stderr, "\r%s: %s, %.1f s\033[K", progress->label, what, (double)(now - progress->begun_ns) / NS_PER_S);
+	fflush(stderr);
+	progress->drawn_ns = now;
 }
 
 void progress_end(struct progress *progress)

@@ -49,5 +49,8 @@ struct progress {
 };
 void progress_begin(struct progress *progress, const char *label, uint64_t total);
 void progress_add(struct progress *progress, uint64_t bytes);
+void progress_set(struct progress *progress, uint64_t done); /* bytes so far */
+/* Instead of the bar: what is waited for, and how long. */
+void progress_wait(struct progress *progress, const char *what);
 void progress_end(struct progress *progress); /* takes the bar away; any number of times */
 uint64_t now_ns(void);			      /* CLOCK_MONOTONIC */

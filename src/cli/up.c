@@ -269,8 +269,11 @@ static int fail_node(const struct up *up, uint64_t i, const char *what)
 
 static void show_wait(const struct up *up, uint64_t ready)
 {
-	if (isatty(STDERR_FILENO))
+	static uint64_t shown = UINT64_MAX;
+
+	if (ready != shown && isatty(STDERR_FILENO))
 		fprintf(stderr, "\r%" PRIu64 " of %" PRIu64 " nodes are ready\033[K", ready, up->place.nodes);
+	shown = ready;
 }
 
 static void hide_wait(void)
