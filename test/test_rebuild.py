@@ -1,0 +1,111 @@
+"""The index is lost and made again from the store alone: what was listed is listed again, byte for byte."""
+import json
+import random
+import shutil
+
+import forebay
+import pytest
+
+import job
+
+# bundle: steps of its versions, numbers that are deleted at the end, labels by the numbers that they moved over; 0: removed
+STORY = {
+    "ckpt/llama": ([10, 20, 30, 40], [2], {"prod": [1, 3], "best": [2, 4, 1], "old": [2, 0]}),
+    "ckpt/tiny": ([1], [], {}),
+    "models/a.b-c_d": ([5, 6], [1], {"prod": [2], "again": [1, 0, 2, 0]}),
+    "models/gone": ([1, 2], [1, 2], {"label": [2, 0]}),
+    "models/last gone": ([1, 2, 3], [3], {"first": [1]}),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with job.Cluster(tmp_path_factory.mktemp("rebuild"), 2) as cluster:
+        yield cluster
+
+
+def data(bundle, step):
+    return random.Random(f"{bundle} {step}").randbytes(100_000 + step)
+
+
+def save_one(cluster, bundle, step):
+    def body(group, rank):
+        attributes = {"by": "test", "step": str(step)}
+        return job.save(group, bundle, step, [("data", data(bundle, step), {})], attributes=attributes).version
+
+    return job.good(job.ranks(cluster, 2, body))[0]
+
+
+def tell_story(cluster):
+    with cluster.connect(1) as fb:
+        for bundle, (steps, deleted, labels) in STORY.items():
+            for number, step in enumerate(steps, 1):
+                assert save_one(cluster, bundle, step) == number
+            for label, numbers in labels.items():
+                for number in numbers:
+                    fb.label(bundle, label, number)
+            for number in deleted:
+                fb.delete(bundle, number)
+
+
+def test_the_index_is_made_again_from_the_store(cluster):
+    tell_story(cluster)
+    before = cluster.forebay("ls", "-r", "--json")
+    assert {b["name"]: b["labels"] for b in json.loads(before)["bundles"] if b["versions"]} == {
+        "ckpt/llama": {"prod": 3, "best": 1},
+        "ckpt/tiny": {},
+        "models/a.b-c_d": {"prod": 2},
+        "models/last gone": {"first": 1},
+    }
+    store = job.du(cluster.store)
+
+    cluster.stop()
+    shutil.rmtree(cluster.meta)
+    cluster.launch()
+    for node in range(2):  # no half answers, but how to go on
+        job.until(lambda: "forebay meta rebuild" in refused(cluster, node), lambda: f"words: {refused(cluster, node)}")
+    listing = cluster.run("ls", "-r")
+    assert listing.returncode != 0 and "forebay meta rebuild" in listing.stderr and not listing.stdout
+
+    cluster.forebay("meta", "rebuild")
+    cluster.wait_ready()
+    for node in range(2):
+        assert cluster.forebay("ls", "-r", "--json", node=node) == before
+    with cluster.connect() as fb:
+        generation = fb.status()["generation"]
+        assert generation > 1
+        for bundle, (steps, deleted, _) in STORY.items():
+            for number, step in enumerate(steps, 1):
+                if number in deleted:
+                    with pytest.raises(forebay.Error) as caught:
+                        fb.open(bundle, number)
+                    assert caught.value.name in ("FOREBAY_EDELETED", "ENOENT")
+                else:
+                    with fb.open(bundle, number) as version:
+                        assert version.read("data") == data(bundle, step)
+    cluster.verify_all()
+
+    cluster.forebay("meta", "rebuild")  # a second one changes nothing that is listed
+    cluster.wait_ready()
+    assert cluster.forebay("ls", "-r", "--json") == before
+    assert job.du(cluster.store) <= store + job.MIB // 4
+
+    for bundle, (steps, _, _) in STORY.items():  # numbers are never given twice
+        assert save_one(cluster, bundle, 100) == len(steps) + 1
+    with cluster.connect() as fb:
+        fb.label("ckpt/llama", "prod", 5, expect=3)
+        assert fb.labels("ckpt/llama") == {"prod": 5, "best": 1}
+    last = cluster.forebay("ls", "-r", "--json")
+    cluster.kill()
+    cluster.start()
+    assert cluster.forebay("ls", "-r", "--json") == last
+
+
+def refused(cluster, node):
+    """The words with which a client is refused."""
+    try:
+        with cluster.connect(node) as fb:
+            fb.list()
+    except forebay.Error as error:
+        return str(error)
+    raise AssertionError("a client was served without an index")
