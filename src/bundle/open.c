@@ -168,7 +168,7 @@ static int load_version(struct bundles *bundles, const struct place *place, cons
 	return 0;
 }
 
-/* @indexed: there is a root, or was one, even if the store does not show it yet. */
+/* @indexed: there is a root, or may be one, even if the store does not show it yet. */
 static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, bool indexed,
 		     struct version **ret, uint64_t deadline_ns, struct error *e)
 {
@@ -239,13 +239,16 @@ static int resolve(struct bundles *bundles, const struct place *place, struct vi
 	return r;
 }
 
-/* Whether the cache may answer: the index has the version, alive. Without an index the root decides. */
-static bool is_live(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
+/* The cache may answer for a version that the index has, alive. Without an index the root decides. */
+enum indexed { INDEXED_NOT, INDEXED_LIVE, INDEXED_UNKNOWN };
+
+static enum indexed look_up(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
 {
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
 	struct row_version row;
+	int r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL);
 
-	return row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL) == 0 && row.state == ROW_LIVE;
+	return r < 0 ? INDEXED_UNKNOWN : !r && row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_NOT;
 }
 
 int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle, struct view spec, uint64_t deadline_ns,
@@ -263,11 +266,11 @@ int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle,
 	r = resolve(bundles, &place, spec, &number, deadline_ns, e);
 	if (r)
 		return r;
-	bool live = is_live(bundles, &place, number, deadline_ns);
-	if (live)
+	enum indexed indexed = look_up(bundles, &place, number, deadline_ns);
+	if (indexed == INDEXED_LIVE)
 		version = cache_find(bundles, &place, number);
 	if (!version) {
-		r = open_root(bundles, &place, number, live, &version, deadline_ns, e);
+		r = open_root(bundles, &place, number, indexed != INDEXED_NOT, &version, deadline_ns, e);
 		if (r)
 			return r;
 		other = cache_find(bundles, &place, number); /* somebody was faster: share theirs */

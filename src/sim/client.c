@@ -375,6 +375,8 @@ int client_list(struct client *c, unsigned bundle, struct buf *text)
 			CHECK(!buf_printf(text, "%s %.*s -> %" PRIu64 "\n", bundle_names[bundle], (int)label.label.len,
 					  (const char *)label.label.ptr, label.number));
 	}
+	if (r == -ENOENT) /* no such bundle */
+		r = 0;
 	for (unsigned i = 0; !r && i < n; i++)
 		if (!promised[i].listed && !promised[i].a->dying)
 			history_fail(h, "durable version %" PRIu64 " of %s is not listed", promised[i].a->version,

@@ -370,8 +370,6 @@ static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
 	struct history *h = c->h;
 	int r = client_list(c, bundle, text);
 
-	if (r == -ENOENT)
-		r = 0;
 	for (unsigned i = 0; i < h->n_attempts && !r; i++) {
 		struct attempt *a = h->attempts[i];
 		_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
@@ -624,7 +622,7 @@ static void draw_history(struct history *h)
 	h->calm = !faults && world_random(w, 2);
 	h->n_nodes = 2 + (unsigned)world_random(w, NODES_MAX - 1);
 	h->model_store = world_random(w, 3) == 0;
-	h->pool_bytes = (3u << 20) << world_random(w, 3);
+	h->pool_bytes = (2u << 20) << world_random(w, 3);
 	h->store = model_records_new(w);
 	h->engine = model_records_new(w);
 	world_share(w, STORE);

@@ -38,7 +38,7 @@
 	X(LINK_TWICE, 5000, "a link was made, and the answer was EEXIST (NFS sent it twice)")  \
 	X(NAME_LATE, 50000, "a name under 3 s old, made by another env, was not seen (NFS)")   \
 	X(SLOW, 3000, "a file call took up to 5 s")                                            \
-	X(NO_MEMORY, 5000, "no arena")                                                         \
+	X(NO_MEMORY, 50000, "no arena")                                                        \
 	X(DEATH_PROCESS, 0, "a process was killed; its machine closed its streams")            \
 	X(DEATH_MACHINE, 0, "a machine died: streams fell silent or were reset")               \
 	X(BYTES_LOST, 0, "an unsynced write was lost at a crash")                              \
