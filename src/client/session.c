@@ -24,7 +24,9 @@ static void in_child(void)
 
 static void prepare_process(void)
 {
-	digest_of(NULL, 0); /* BLAKE3 looks at the processor once: before there are threads that would do so at the same time */
+	digest_of(
+		NULL,
+		0); /* BLAKE3 looks at the processor once: before there are threads that would do so at the same time */
 	fork_watch_result = -pthread_atfork(NULL, NULL, in_child);
 }
 
@@ -327,6 +329,9 @@ static int start_thread(pthread_t *ret, void *(*run)(void *arg), void *arg)
 	pthread_attr_t attr;
 
 	sigfillset(&all);
+	/* these are the thread's own doing: an application may handle those of its mapped files */
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
 	int r = pthread_attr_init(&attr);
 	if (r)
 		return -r;

@@ -578,7 +578,7 @@ static void a_closed_session_says_so(void)
 static void be_rank_1(const char *path, int ready_fd)
 {
 	_cleanup_(buf_fini) struct buf hello = { 0 }, join = { 0 };
-	uint8_t bytes[65536];
+	uint8_t bytes[4096]; /* a fiber's stack is small */
 	int fd = dial(path);
 
 	ENCODED(hello, &hello, .major_min = FRAME_MAJOR, .major_max = FRAME_MAJOR);
