@@ -228,7 +228,7 @@ int forebay_list_labels(struct forebay_session *session, const char *bundle,
  * it pointed elsewhere; -ENOENT: no such version. */
 int forebay_label(struct forebay_session *session, const char *bundle, const char *label, uint64_t expect,
 		  uint64_t number);
-/* Deletes a version for good. -EBUSY: a label points to it (named); -ENOENT. */
+/* Deletes a version for good; 0 also when it was deleted before. -EBUSY: a label points to it (named); -ENOENT. */
 int forebay_delete(struct forebay_session *session, const char *bundle, uint64_t number);
 
 /* ---- administration (the command line uses it) ----------------------------------------------------------------------- */

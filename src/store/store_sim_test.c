@@ -17,10 +17,14 @@
 #include "cluster/bed_suite.h"
 #include "sim/models.h"
 
-#define NODES	   3
-#define WORKERS	   4 /* fibers on each node */
-#define OBJECTS	   24
-#define SEEDS	   12
+#define NODES	3
+#define WORKERS 4 /* fibers on each node */
+#define OBJECTS 24
+#ifdef __SANITIZE_THREAD__
+#define SEEDS 3 /* each takes many times as long */
+#else
+#define SEEDS 12
+#endif
 #define STRUCK	   12 /* times that something is done to the world */
 #define LIMIT_NS   (3600 * NS_PER_S)
 #define POOL_BYTES (4u << 20)	      /* small: room is short */
