@@ -119,9 +119,9 @@ static int check_room(const struct msave *save, struct error *e)
 
 		if (bytes[kind] > most)
 			return error_set(e, -ERR_EPOOL,
-					 "its share of step %" PRIu64 " of %s is %" PRIu64
+					 "the share of node %s in step %" PRIu64 " of %s is %" PRIu64
 					 " bytes to %s; its pool has %" PRIu64 " for that",
-					 save->step, save->bundle, bytes[kind],
+					 cluster_node(save->groups->cluster), save->step, save->bundle, bytes[kind],
 					 kind == POOL_CAPTURE ? "capture" : "receive", most);
 	}
 	return 0;

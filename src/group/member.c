@@ -409,6 +409,37 @@ static int add_offer(struct msave *save, struct rank *rank, uint64_t client_save
 	return 0;
 }
 
+/* Because of @rank: the coordinator fails the save on all ranks, those that offered and those that will. */
+static void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int code, const char *words)
+{
+	const struct mgroup *group = rank->group;
+	struct buf body = { 0 };
+	struct msg_g_stage fail = { .tenant = view_str(group->tenant),
+				    .group = view_str(group->name),
+				    .incarnation = group->incarnation,
+				    .bundle = bundle,
+				    .step = step,
+				    .code = (uint32_t)-code,
+				    .words = view_str(words) };
+
+	if (msg_g_stage_encode(&fail, &body))
+		buf_fini(&body); /* the save then ends at its deadline */
+	else
+		tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
+}
+
+/* A rank that wants it otherwise than the others of its node: nobody's save goes on, or all would wait for it in vain. */
+static int fail_differing(struct msave *save, const struct rank *rank, struct error *e)
+{
+	struct error words = { 0 };
+	int r = error_set(&words, -ERR_EMISMATCH, "rank %u: copies, policy, hint or parent differ from another rank's",
+			  rank->number);
+
+	tell_failed(rank, view_str(save->bundle), save->step, r, words.text);
+	msave_fail(save, r, words.text);
+	return error_set(e, r, "%s", words.text);
+}
+
 static int join_save(struct rank *rank, const struct msg_save *from, struct structure *structure, struct error *e)
 {
 	struct mgroup *group = rank->group;
@@ -437,8 +468,7 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 		r = buf_append(&save->attributes, from->attributes.bytes.ptr, from->attributes.bytes.len);
 	} else if (save->copies != (from->copies ? from->copies : 1) || save->policy != from->policy ||
 		   save->flags != from->flags || save->parent != from->parent) {
-		return error_set(e, -ERR_EMISMATCH,
-				 "rank %u: copies, policy, hint or parent differ from another rank's", rank->number);
+		return fail_differing(save, rank, e);
 	} else if (msave_offer_of(save, rank)) {
 		return error_set(e, -ERR_ESTEP, "rank %u has already offered step %" PRIu64 " of %s", rank->number,
 				 from->step, save->bundle);
@@ -556,25 +586,6 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 	return 0;
 }
 
-/* A rank takes its part back: the coordinator fails the save on all ranks, of those that offered and those that will. */
-static void tell_cancelled(const struct rank *rank, struct view bundle, uint64_t step, const char *words)
-{
-	const struct mgroup *group = rank->group;
-	struct buf body = { 0 };
-	struct msg_g_stage fail = { .tenant = view_str(group->tenant),
-				    .group = view_str(group->name),
-				    .incarnation = group->incarnation,
-				    .bundle = bundle,
-				    .step = step,
-				    .code = ECANCELED,
-				    .words = view_str(words) };
-
-	if (msg_g_stage_encode(&fail, &body))
-		buf_fini(&body); /* the save then ends at its deadline */
-	else
-		tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
-}
-
 void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
 {
 	_cleanup_(buf_fini) struct buf key = { 0 };
@@ -586,7 +597,7 @@ void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
 	kept = step_key(&key, bundle, step) ? NULL : strdup(words);
 	if (kept && map_put(&group->abandoned, view_buf(&key), kept))
 		free(kept);
-	tell_cancelled(rank, bundle, step, words);
+	tell_failed(rank, bundle, step, -ECANCELED, words);
 	if (save)
 		msave_fail(save, -ECANCELED, words);
 }
@@ -609,7 +620,7 @@ void group_cancel(struct rank *rank, uint64_t number)
 		else if (!save->sent)
 			group_abandon(rank, view_str(save->bundle), save->step);
 		else if (save->state < SAVE_CAPTURED)
-			tell_cancelled(rank, view_str(save->bundle), save->step, words);
+			tell_failed(rank, view_str(save->bundle), save->step, -ECANCELED, words);
 		return;
 	}
 }

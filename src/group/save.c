@@ -848,6 +848,16 @@ static int take_ranks(struct csave *save, const struct msg_g_offer *offer, bool 
 	return r == 1 ? 0 : r;
 }
 
+static void stop(struct csave *save, int code, const char *words)
+{
+	if (save->failed)
+		return;
+	save->failed = code;
+	memset(&save->error, 0, sizeof(save->error));
+	error_set(&save->error, code, "%s", words);
+	nursery_cancel(&save->flow);
+}
+
 int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg_save_reply *ret, struct error *e)
 {
 	struct csave *save = find_save(group, offer);
@@ -861,10 +871,15 @@ int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg
 	if (r)
 		return r;
 	if (save->copies != offer->copies || save->policy != offer->policy || save->flags != offer->flags ||
-	    save->parent != offer->parent)
-		return error_set(e, -ERR_EMISMATCH,
-				 "node %.*s: copies, policy, hint or parent differ from those of other ranks",
-				 (int)offer->node.len, offer->node.ptr);
+	    save->parent != offer->parent) {
+		struct error words = { 0 };
+
+		r = error_set(&words, -ERR_EMISMATCH,
+			      "node %.*s: copies, policy, hint or parent differ from those of other ranks",
+			      (int)offer->node.len, offer->node.ptr);
+		stop(save, r, words.text); /* or the others would wait for this node until the deadline */
+		return error_set(e, r, "%s", words.text);
+	}
 	r = take_ranks(save, offer, &need, e);
 	if (r)
 		return r;
@@ -887,16 +902,6 @@ int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg
 }
 
 /* ---- stopping ------------------------------------------------------------------------------------------------------- */
-
-static void stop(struct csave *save, int code, const char *words)
-{
-	if (save->failed)
-		return;
-	save->failed = code;
-	memset(&save->error, 0, sizeof(save->error));
-	error_set(&save->error, code, "%s", words);
-	nursery_cancel(&save->flow);
-}
 
 void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words)
 {
