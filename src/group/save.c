@@ -855,6 +855,8 @@ static void stop(struct csave *save, int code, const char *words)
 	save->failed = code;
 	memset(&save->error, 0, sizeof(save->error));
 	error_set(&save->error, code, "%s", words);
+	if (save->state < SAVE_CAPTURED)
+		mark_failed(save); /* now: a rank may come to it before it has settled */
 	nursery_cancel(&save->flow);
 }
 
