@@ -27,14 +27,14 @@ static void ask(struct script *s, struct loading *v)
 	memset(v->data, 0xee, sizeof(v->data));
 	assert_int_equal(core_load_new(s->core, NULL, 17, &v->load), 0);
 	assert_int_equal(core_load_add(v->load, &want, NULL), 0);
-	core_future_init(&v->done.future, on_end);
+	core_future_init(&v->done.future, script_on_end);
 	core_load_attach(v->load, &v->done.future);
 	assert_int_equal(core_load_submit(v->load, NULL), 0);
-	expect(s, MSG_LOAD);
+	script_expect(s, MSG_LOAD);
 	assert_int_equal(msg_load_decode(view_buf(&s->body), &m), 0);
 	assert_true(m.version == 17 && m.wants.count == 1 && !m.group);
 	v->number = m.load;
-	reply(s, (struct view){ 0 });
+	script_reply(s, (struct view){ 0 });
 }
 
 static void bring(struct script *s, const struct loading *v, const struct elem_block *blocks, size_t n)
@@ -74,8 +74,8 @@ static void a_load_fills_its_target_and_gives_everything_back(void **state)
 	ask(s, &v);
 	const struct elem_block blocks[] = { block_at(16, 5), block_at(0, 6) };
 	bring(s, &v, blocks, 2);
-	assert_int_equal(run_all(s), 2);
-	expect(s, MSG_RELEASE);
+	assert_int_equal(script_run_all(s), 2);
+	script_expect(s, MSG_RELEASE);
 	assert_int_equal(msg_release_decode(view_buf(&s->body), &m), 0);
 	assert_true(m.load == v.number && m.tokens.count == 2);
 	assert_int_equal(elem_token_next(&m.tokens, &token), 0);
@@ -85,8 +85,8 @@ static void a_load_fills_its_target_and_gives_everything_back(void **state)
 	assert_int_equal(v.done.ends, 1);
 	assert_int_equal(v.done.future.error.code, 0);
 	assert_memory_equal(v.data, s->read, 32);
-	expect(s, MSG_CANCEL);
-	expect_silence(s);
+	script_expect(s, MSG_CANCEL);
+	script_silence(s);
 	core_load_drop(v.load);
 }
 
@@ -99,16 +99,16 @@ static void a_load_is_over_only_when_its_last_work_is(void **state)
 	const struct elem_block blocks[] = { block_at(0, 1), block_at(16, 2) };
 	bring(s, &v, blocks, 2);
 	load_ends(s, &v, 0, "");
-	struct work *first = take_work(s), *second = take_work(s);
+	struct work *first = script_take_work(s), *second = script_take_work(s);
 	work_run(first);
 	core_work_done(s->core, first);
 	assert_int_equal(v.done.ends, 0);
-	expect_silence(s);
+	script_silence(s);
 	work_run(second);
 	core_work_done(s->core, second);
 	assert_int_equal(v.done.ends, 1);
-	expect(s, MSG_RELEASE);
-	expect(s, MSG_CANCEL);
+	script_expect(s, MSG_RELEASE);
+	script_expect(s, MSG_CANCEL);
 	core_load_drop(v.load);
 }
 
@@ -121,16 +121,16 @@ static void wants_that_share_a_span_give_it_back_together(void **state)
 	ask(s, &v);
 	struct elem_block blocks[] = { block_at(0, 0), block_at(0, 9), block_at(16, 0), block_at(16, 4) };
 	bring(s, &v, blocks, 4);
-	struct work *work = take_work(s);
+	struct work *work = script_take_work(s);
 	assert_int_equal(work->n_parts, 2);
 	work_run(work);
 	core_work_done(s->core, work);
-	assert_int_equal(run_all(s), 1);
-	expect(s, MSG_RELEASE);
+	assert_int_equal(script_run_all(s), 1);
+	script_expect(s, MSG_RELEASE);
 	assert_int_equal(msg_release_decode(view_buf(&s->body), &m), 0);
 	assert_int_equal(m.tokens.count, 2);
 	core_load_drop(v.load);
-	expect(s, MSG_CANCEL);
+	script_expect(s, MSG_CANCEL);
 }
 
 static void holes_are_zeros(void **state)
@@ -142,7 +142,7 @@ static void holes_are_zeros(void **state)
 	ask(s, &v);
 	struct elem_block hole = { .piece = piece32, .bytes = 32, .token = 1 };
 	bring(s, &v, &hole, 1);
-	run_all(s);
+	script_run_all(s);
 	load_ends(s, &v, 0, "");
 	assert_memory_equal(v.data, zeros, 32);
 	assert_int_equal(v.done.future.error.code, 0);
@@ -157,7 +157,7 @@ static void a_load_whose_bytes_are_missing_fails_naming_the_item(void **state)
 	ask(s, &v);
 	const struct elem_block block = block_at(0, 1);
 	bring(s, &v, &block, 1);
-	run_all(s);
+	script_run_all(s);
 	load_ends(s, &v, 0, "");
 	assert_int_equal(v.done.ends, 1);
 	assert_int_equal(v.done.future.error.code, -ERR_EMISMATCH);
@@ -173,15 +173,15 @@ static void a_failed_load_is_quiet_before_anybody_is_told(void **state)
 	ask(s, &v);
 	const struct elem_block blocks[] = { block_at(0, 1), block_at(16, 2) };
 	bring(s, &v, blocks, 2);
-	struct work *work = take_work(s);
+	struct work *work = script_take_work(s);
 	load_ends(s, &v, -ERR_EDAMAGED, "block 3 is damaged");
 	assert_int_equal(v.done.ends, 0);
-	expect_silence(s);
+	script_silence(s);
 	work_run(work);
 	core_work_done(s->core, work);
 	assert_int_equal(v.done.ends, 1);
 	assert_int_equal(v.done.future.error.code, -ERR_EDAMAGED);
-	expect(s, MSG_CANCEL);
+	script_expect(s, MSG_CANCEL);
 	assert_false(core_has_work(s->core));
 	core_load_drop(v.load);
 }
@@ -193,13 +193,13 @@ static void a_cancelled_load_waits_for_its_work_and_for_the_answer(void **state)
 
 	assert_int_equal(core_load_new(s->core, NULL, 17, &v.load), 0);
 	assert_int_equal(core_load_submit(v.load, NULL), 0);
-	expect(s, MSG_LOAD);
+	script_expect(s, MSG_LOAD);
 	core_load_cancel(v.load);
 	assert_true(core_load_is_quiet(v.load));
 	core_load_drop(v.load);
-	expect_silence(s);
-	reply(s, (struct view){ 0 });
-	expect(s, MSG_CANCEL);
+	script_silence(s);
+	script_reply(s, (struct view){ 0 });
+	script_expect(s, MSG_CANCEL);
 }
 
 static void a_refused_load_fails_without_a_cancel(void **state)
@@ -209,14 +209,14 @@ static void a_refused_load_fails_without_a_cancel(void **state)
 	struct core_load *load;
 
 	assert_int_equal(core_load_new(s->core, NULL, 17, &load), 0);
-	core_future_init(&done.future, on_end);
+	core_future_init(&done.future, script_on_end);
 	core_load_attach(load, &done.future);
 	assert_int_equal(core_load_submit(load, NULL), 0);
-	expect(s, MSG_LOAD);
-	reply_failure(s, -ENOENT, "no such item");
+	script_expect(s, MSG_LOAD);
+	script_fail(s, -ENOENT, "no such item");
 	assert_int_equal(done.ends, 1);
 	assert_int_equal(done.future.error.code, -ENOENT);
-	expect_silence(s);
+	script_silence(s);
 	core_load_drop(load);
 }
 
@@ -249,40 +249,47 @@ BAD_BLOCK(a_piece_of_other_dimensions_ends_the_conversation, piece.ndim, 2)
 static void ranks_loads_end_when_they_leave(void **state)
 {
 	struct script *s = *state;
-	struct core_group *group = join(s);
+	struct core_group *group = script_join(s);
 	struct core_load *load;
 
 	assert_int_equal(core_load_new(s->core, group, 17, &load), 0);
 	assert_int_equal(core_load_submit(load, NULL), 0);
-	expect(s, MSG_LOAD);
-	reply(s, (struct view){ 0 });
+	script_expect(s, MSG_LOAD);
+	script_reply(s, (struct view){ 0 });
 	core_group_cancel(group);
 	assert_true(core_group_is_quiet(group));
 	core_group_leave(group);
-	expect(s, MSG_CANCEL);
-	expect(s, MSG_LEAVE);
+	script_expect(s, MSG_CANCEL);
+	script_expect(s, MSG_LEAVE);
 	core_load_drop(load);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_load_fills_its_target_and_gives_everything_back, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_load_is_over_only_when_its_last_work_is, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(wants_that_share_a_span_give_it_back_together, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(holes_are_zeros, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_load_whose_bytes_are_missing_fails_naming_the_item, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(a_failed_load_is_quiet_before_anybody_is_told, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_cancelled_load_waits_for_its_work_and_for_the_answer, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(a_refused_load_fails_without_a_cancel, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_block_for_an_unknown_target_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_block_past_its_piece_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_block_past_the_arena_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_block_in_an_unknown_arena_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_piece_of_other_dimensions_ends_the_conversation, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(ranks_loads_end_when_they_leave, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_load_fills_its_target_and_gives_everything_back, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_load_is_over_only_when_its_last_work_is, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(wants_that_share_a_span_give_it_back_together, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(holes_are_zeros, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_load_whose_bytes_are_missing_fails_naming_the_item, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_failed_load_is_quiet_before_anybody_is_told, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_cancelled_load_waits_for_its_work_and_for_the_answer, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_refused_load_fails_without_a_cancel, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_block_for_an_unknown_target_is_refused, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_block_past_its_piece_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_block_past_the_arena_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_block_in_an_unknown_arena_is_refused, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_piece_of_other_dimensions_ends_the_conversation, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(ranks_loads_end_when_they_leave, script_set_up, script_tear_down),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

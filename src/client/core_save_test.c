@@ -54,13 +54,13 @@ static void begin(struct script *s, struct saving *v, bool same_structure)
 	};
 	struct watched *all[] = { &v->captured, &v->staged, &v->durable };
 
-	*v = (struct saving){ .group = join(s) };
+	*v = (struct saving){ .group = script_join(s) };
 	for (unsigned i = 0; i < 64; i++)
 		v->data[i] = (uint8_t)(i + 1);
 	item.data = v->data;
 	assert_int_equal(core_save_new(v->group, &options, &v->save, NULL), 0);
 	for (int i = 0; i < CORE_STAGES; i++) {
-		core_future_init(&all[i]->future, on_end);
+		core_future_init(&all[i]->future, script_on_end);
 		core_save_attach(v->save, (enum core_stage)i, &all[i]->future);
 	}
 	assert_int_equal(core_save_add(v->save, &item, NULL), 0);
@@ -73,7 +73,7 @@ static void offer(struct script *s, struct saving *v)
 
 	begin(s, v, false);
 	assert_int_equal(core_save_submit(v->save, NULL), 0);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	assert_int_equal(msg_save_decode(view_buf(&s->body), &m), 0);
 	assert_int_equal(m.items.count, 1);
 	assert_int_equal(m.group, 31);
@@ -110,11 +110,11 @@ static void a_save_goes_through_its_stages(void **state)
 	offer(s, &v);
 	grant(s, v.number, GRANT_FULL, 0);
 	grant(s, v.number, GRANT_FULL, 3);
-	assert_int_equal(run_all(s), 2);
+	assert_int_equal(script_run_all(s), 2);
 	assert_memory_equal(s->capture, v.data, 16);
 	assert_memory_equal(s->capture + 48, v.data + 48, 16);
 
-	expect(s, MSG_FILLED);
+	script_expect(s, MSG_FILLED);
 	assert_int_equal(msg_filled_decode(view_buf(&s->body), &m), 0);
 	assert_int_equal(m.save, v.number);
 	assert_int_equal(m.group, 31);
@@ -133,9 +133,9 @@ static void a_save_goes_through_its_stages(void **state)
 	check_ends(&v, 1, 1, 1);
 	assert_int_equal(v.durable.future.error.code, 0);
 	assert_int_equal(core_save_version(v.save), 5);
-	expect_silence(s); /* nothing is owed to the daemon */
+	script_silence(s); /* nothing is owed to the daemon */
 	core_save_drop(v.save);
-	leave(s, v.group);
+	script_leave(s, v.group);
 }
 
 static void a_future_of_a_stage_that_is_over_is_over_at_once(void **state)
@@ -146,7 +146,7 @@ static void a_future_of_a_stage_that_is_over_is_over_at_once(void **state)
 
 	offer(s, &v);
 	stage(s, v.number, 0, 0, "");
-	core_future_init(&late.future, on_end);
+	core_future_init(&late.future, script_on_end);
 	core_save_attach(v.save, CORE_CAPTURED, &late.future);
 	assert_int_equal(late.ends, 1);
 	end(s, &v);
@@ -172,14 +172,14 @@ static void a_hint_sends_the_number_alone_and_the_list_when_asked(void **state)
 
 	begin(s, &v, true);
 	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	assert_int_equal(msg_save_decode(view_buf(&s->body), &hinted), 0);
 	assert_int_equal(hinted.items.count, 0);
 	assert_int_equal(hinted.n_items, 1);
 	assert_int_equal(hinted.flags, SAVE_SAME_STRUCTURE);
 	uint64_t structure = hinted.structure;
 	REPLY(s, save_reply, .need_items = 1);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	assert_int_equal(msg_save_decode(view_buf(&s->body), &whole), 0);
 	assert_int_equal(whole.items.count, 1);
 	assert_true(whole.structure == structure &&
@@ -197,7 +197,7 @@ static void asking_twice_for_the_list_makes_no_sense(void **state)
 
 	begin(s, &v, false);
 	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	REPLY(s, save_reply, .need_items = 1);
 	assert_int_equal(core_check(s->core, NULL), -EPROTO);
 	check_ends(&v, 1, 1, 1);
@@ -213,14 +213,14 @@ static void a_void_hint_is_captured_again_in_full(void **state)
 
 	offer(s, &v);
 	grant(s, v.number, GRANT_HINTED, 1);
-	assert_int_equal(run_all(s), 1);
-	expect(s, MSG_FILLED);
+	assert_int_equal(script_run_all(s), 1);
+	script_expect(s, MSG_FILLED);
 	assert_int_equal(msg_filled_decode(view_buf(&s->body), &m), 0);
 	assert_int_equal(elem_filled_next(&m.filled, &filled), 0);
 	assert_true(filled.sample == sample_fingerprint(v.data + 16, 16) && !filled.crc);
 	grant(s, v.number, GRANT_FULL, 1);
-	assert_int_equal(run_all(s), 1);
-	expect(s, MSG_FILLED);
+	assert_int_equal(script_run_all(s), 1);
+	script_expect(s, MSG_FILLED);
 	assert_int_equal(msg_filled_decode(view_buf(&s->body), &m), 0);
 	assert_int_equal(elem_filled_next(&m.filled, &filled), 0);
 	assert_int_equal(filled.crc, crc32c(0, v.data + 16, 16));
@@ -234,11 +234,11 @@ static void grants_and_stages_may_come_before_the_answer_to_the_offer(void **sta
 
 	begin(s, &v, false);
 	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	struct frame_head asked = s->head;
 	grant(s, 1, GRANT_FULL, 0);
-	assert_int_equal(run_all(s), 1);
-	expect(s, MSG_FILLED);
+	assert_int_equal(script_run_all(s), 1);
+	script_expect(s, MSG_FILLED);
 	stage(s, 1, 0, 0, "");
 	check_ends(&v, 1, 0, 0);
 	s->head = asked;
@@ -256,20 +256,20 @@ static void a_failed_save_is_quiet_before_anybody_is_told(void **state)
 	offer(s, &v);
 	grant(s, v.number, GRANT_FULL, 0);
 	grant(s, v.number, GRANT_FULL, 1);
-	struct work *work = take_work(s);
+	struct work *work = script_take_work(s);
 	stage(s, v.number, 2, -ERR_ERANK, "rank 3 died");
 	assert_false(core_has_work(s->core)); /* what nobody had begun is gone */
 	check_ends(&v, 0, 0, 0);
-	expect_silence(s);
+	script_silence(s);
 	work_run(work);
 	core_work_done(s->core, work);
 	check_ends(&v, 1, 1, 1);
 	assert_int_equal(v.captured.future.error.code, -ERR_ERANK);
 	assert_string_equal(v.durable.future.error.text, "rank 3 died");
-	expect(s, MSG_CANCEL); /* no FILLED */
+	script_expect(s, MSG_CANCEL); /* no FILLED */
 	assert_int_equal(msg_cancel_decode(view_buf(&s->body), &m), 0);
 	assert_true(m.number == v.number && m.group == 31);
-	expect_silence(s);
+	script_silence(s);
 	grant(s, v.number, GRANT_FULL, 2); /* was on its way */
 	assert_false(core_has_work(s->core));
 	end(s, &v);
@@ -286,7 +286,7 @@ static void a_save_that_fails_after_it_was_captured_owes_nothing(void **state)
 	check_ends(&v, 1, 1, 1);
 	assert_int_equal(v.captured.future.error.code, 0);
 	assert_int_equal(v.staged.future.error.code, -ERR_ENODE);
-	expect_silence(s);
+	script_silence(s);
 	stage(s, v.number, 2, -ERR_ENODE, "told twice");
 	assert_int_equal(s->fed, 0);
 	end(s, &v);
@@ -299,11 +299,11 @@ static void a_refused_offer_fails_without_a_cancel(void **state)
 
 	begin(s, &v, false);
 	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	expect(s, MSG_SAVE);
-	reply_failure(s, -EINVAL, "no such bundle's name");
+	script_expect(s, MSG_SAVE);
+	script_fail(s, -EINVAL, "no such bundle's name");
 	check_ends(&v, 1, 1, 1);
 	assert_string_equal(v.captured.future.error.text, "no such bundle's name");
-	expect_silence(s);
+	script_silence(s);
 	end(s, &v);
 }
 
@@ -314,12 +314,12 @@ static void a_refused_report_fails_the_save_and_lets_the_others_know(void **stat
 
 	offer(s, &v);
 	grant(s, v.number, GRANT_FULL, 0);
-	run_all(s);
-	expect(s, MSG_FILLED);
-	reply_failure(s, -ERR_ECHANGED, "bytes were changed");
+	script_run_all(s);
+	script_expect(s, MSG_FILLED);
+	script_fail(s, -ERR_ECHANGED, "bytes were changed");
 	check_ends(&v, 1, 1, 1);
 	assert_int_equal(v.captured.future.error.code, -ERR_ECHANGED);
-	expect(s, MSG_CANCEL);
+	script_expect(s, MSG_CANCEL);
 	end(s, &v);
 }
 
@@ -331,19 +331,19 @@ static void cancelling_waits_for_the_work_and_then_for_the_daemon(void **state)
 	offer(s, &v);
 	grant(s, v.number, GRANT_FULL, 0);
 	grant(s, v.number, GRANT_FULL, 1);
-	struct work *work = take_work(s);
+	struct work *work = script_take_work(s);
 	core_save_cancel(v.save);
 	assert_false(core_save_is_quiet(v.save));
 	assert_false(core_has_work(s->core));
-	expect_silence(s);
+	script_silence(s);
 	work_run(work);
 	core_work_done(s->core, work);
 	assert_true(core_save_is_quiet(v.save));
-	expect(s, MSG_CANCEL);
+	script_expect(s, MSG_CANCEL);
 	check_ends(&v, 0, 0, 0);
 	stage(s, v.number, 2, -ECANCELED, "rank 0 cancelled the save");
 	check_ends(&v, 1, 1, 1);
-	expect_silence(s); /* once is enough */
+	script_silence(s); /* once is enough */
 	end(s, &v);
 }
 
@@ -354,12 +354,12 @@ static void cancelling_before_the_answer_waits_for_it(void **state)
 
 	begin(s, &v, false);
 	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	core_save_cancel(v.save);
 	assert_true(core_save_is_quiet(v.save));
-	expect_silence(s);
+	script_silence(s);
 	REPLY(s, save_reply, .save_id = 1);
-	expect(s, MSG_CANCEL);
+	script_expect(s, MSG_CANCEL);
 	end(s, &v);
 }
 
@@ -370,12 +370,12 @@ static void cancelling_a_hint_that_needs_the_list_ends_it_here(void **state)
 
 	begin(s, &v, true);
 	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	expect(s, MSG_SAVE);
+	script_expect(s, MSG_SAVE);
 	core_save_cancel(v.save);
 	REPLY(s, save_reply, .need_items = 1);
 	check_ends(&v, 1, 1, 1);
 	assert_int_equal(v.captured.future.error.code, -ECANCELED);
-	expect(s, MSG_CANCEL); /* the others shall not wait for the list */
+	script_expect(s, MSG_CANCEL); /* the others shall not wait for the list */
 	end(s, &v);
 }
 
@@ -387,7 +387,7 @@ static void cancelling_too_late_changes_nothing(void **state)
 	offer(s, &v);
 	stage(s, v.number, 0, 0, "");
 	core_save_cancel(v.save);
-	expect_silence(s);
+	script_silence(s);
 	stage(s, v.number, 1, 0, "");
 	stage(s, v.number, 2, 0, "");
 	check_ends(&v, 1, 1, 1);
@@ -404,8 +404,8 @@ static void an_unsubmitted_save_fails_when_it_is_dropped(void **state)
 	core_save_drop(v.save);
 	check_ends(&v, 1, 1, 1);
 	assert_int_equal(v.captured.future.error.code, -ECANCELED);
-	expect(s, MSG_CANCEL); /* the others shall not wait for its offer */
-	leave(s, v.group);
+	script_expect(s, MSG_CANCEL); /* the others shall not wait for its offer */
+	script_leave(s, v.group);
 }
 
 static void a_dropped_save_that_is_captured_goes_on_and_the_rank_stays_until_it_is_over(void **state)
@@ -417,12 +417,12 @@ static void a_dropped_save_that_is_captured_goes_on_and_the_rank_stays_until_it_
 	stage(s, v.number, 0, 0, "");
 	core_save_drop(v.save);
 	core_group_leave(v.group);
-	expect_silence(s);
+	script_silence(s);
 	stage(s, v.number, 1, 0, "");
 	check_ends(&v, 1, 1, 0);
 	stage(s, v.number, 2, 0, "");
 	check_ends(&v, 1, 1, 1);
-	expect(s, MSG_LEAVE);
+	script_expect(s, MSG_LEAVE);
 }
 
 static void the_daemons_end_waits_for_running_work_too(void **state)
@@ -432,7 +432,7 @@ static void the_daemons_end_waits_for_running_work_too(void **state)
 
 	offer(s, &v);
 	grant(s, v.number, GRANT_FULL, 0);
-	struct work *work = take_work(s);
+	struct work *work = script_take_work(s);
 	core_lose(s->core, -ECONNRESET, "gone");
 	check_ends(&v, 0, 0, 0);
 	work_run(work);
@@ -592,44 +592,59 @@ static void the_daemons_end_fails_everything_now_and_later(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(frames_may_come_byte_by_byte, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(the_daemons_end_fails_everything_now_and_later, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_save_goes_through_its_stages, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_future_of_a_stage_that_is_over_is_over_at_once, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_forgotten_future_is_not_told, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_hint_sends_the_number_alone_and_the_list_when_asked, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(asking_twice_for_the_list_makes_no_sense, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_void_hint_is_captured_again_in_full, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(grants_and_stages_may_come_before_the_answer_to_the_offer, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(a_failed_save_is_quiet_before_anybody_is_told, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_save_that_fails_after_it_was_captured_owes_nothing, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(a_refused_offer_fails_without_a_cancel, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_refused_report_fails_the_save_and_lets_the_others_know, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(cancelling_waits_for_the_work_and_then_for_the_daemon, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(cancelling_before_the_answer_waits_for_it, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(cancelling_a_hint_that_needs_the_list_ends_it_here, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(cancelling_too_late_changes_nothing, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(an_unsubmitted_save_fails_when_it_is_dropped, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(frames_may_come_byte_by_byte, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(the_daemons_end_fails_everything_now_and_later, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_save_goes_through_its_stages, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_future_of_a_stage_that_is_over_is_over_at_once, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_forgotten_future_is_not_told, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_hint_sends_the_number_alone_and_the_list_when_asked, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(asking_twice_for_the_list_makes_no_sense, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_void_hint_is_captured_again_in_full, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(grants_and_stages_may_come_before_the_answer_to_the_offer,
+						script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_failed_save_is_quiet_before_anybody_is_told, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_save_that_fails_after_it_was_captured_owes_nothing, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_refused_offer_fails_without_a_cancel, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_refused_report_fails_the_save_and_lets_the_others_know, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(cancelling_waits_for_the_work_and_then_for_the_daemon, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(cancelling_before_the_answer_waits_for_it, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(cancelling_a_hint_that_needs_the_list_ends_it_here, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(cancelling_too_late_changes_nothing, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(an_unsubmitted_save_fails_when_it_is_dropped, script_set_up,
+						script_tear_down),
 		cmocka_unit_test_setup_teardown(
-			a_dropped_save_that_is_captured_goes_on_and_the_rank_stays_until_it_is_over, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(the_daemons_end_waits_for_running_work_too, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(stages_out_of_order_end_the_conversation, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(captured_while_blocks_are_missing_ends_the_conversation, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(a_grant_of_an_unknown_item_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_grant_past_the_item_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_grant_at_an_offset_that_wraps_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_grant_past_the_arena_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_grant_in_the_read_arena_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_grant_in_an_unknown_arena_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(an_empty_grant_is_refused, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(messages_about_unknown_saves_are_ignored, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(items_are_checked_before_anything_is_sent, set_up, tear_down),
+			a_dropped_save_that_is_captured_goes_on_and_the_rank_stays_until_it_is_over, script_set_up,
+			script_tear_down),
+		cmocka_unit_test_setup_teardown(the_daemons_end_waits_for_running_work_too, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(stages_out_of_order_end_the_conversation, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(captured_while_blocks_are_missing_ends_the_conversation, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grant_of_an_unknown_item_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grant_past_the_item_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grant_at_an_offset_that_wraps_is_refused, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grant_past_the_arena_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grant_in_the_read_arena_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grant_in_an_unknown_arena_is_refused, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(an_empty_grant_is_refused, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(messages_about_unknown_saves_are_ignored, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(items_are_checked_before_anything_is_sent, script_set_up,
+						script_tear_down),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ static bool take(struct script *s)
 	return true;
 }
 
-void expect(struct script *s, enum msg_type type)
+void script_expect(struct script *s, enum msg_type type)
 {
 	if (!take(s))
 		fail_msg("%s expected, and nothing comes", msg_type_name(type));
@@ -43,13 +43,13 @@ void expect(struct script *s, enum msg_type type)
 		fail_msg("%s expected, and %s comes", msg_type_name(type), msg_type_name(s->head.type));
 }
 
-void expect_silence(struct script *s)
+void script_silence(struct script *s)
 {
 	if (take(s))
 		fail_msg("nothing expected, and %s comes", msg_type_name(s->head.type));
 }
 
-void say(struct script *s, enum msg_type type, uint64_t number, unsigned flags, struct view body)
+void script_say(struct script *s, enum msg_type type, uint64_t number, unsigned flags, struct view body)
 {
 	struct frame_head head = {
 		.major = FRAME_MAJOR,
@@ -68,22 +68,22 @@ void say(struct script *s, enum msg_type type, uint64_t number, unsigned flags, 
 		s->fed = core_feed(s->core, body.ptr, body.len, &s->error);
 }
 
-void reply(struct script *s, struct view body)
+void script_reply(struct script *s, struct view body)
 {
-	say(s, s->head.type, s->head.request, FRAME_REPLY, body);
+	script_say(s, s->head.type, s->head.request, FRAME_REPLY, body);
 }
 
-void reply_failure(struct script *s, int code, const char *words)
+void script_fail(struct script *s, int code, const char *words)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 
 	assert_int_equal(body_put_failure(&body, code, words), 0);
-	say(s, s->head.type, s->head.request, FRAME_REPLY | FRAME_FAILED, view_buf(&body));
+	script_say(s, s->head.type, s->head.request, FRAME_REPLY | FRAME_FAILED, view_buf(&body));
 }
 
 /* ---- the application's side ---------------------------------------------------------------------------------------------------- */
 
-int set_up_ungreeted(void **state)
+int script_set_up_ungreeted(void **state)
 {
 	struct script *s = calloc(1, sizeof(*s));
 	const struct core_events events = { .arena = on_arena, .arg = s };
@@ -92,18 +92,18 @@ int set_up_ungreeted(void **state)
 	return core_new(&events, &s->core);
 }
 
-int set_up(void **state)
+int script_set_up(void **state)
 {
-	set_up_ungreeted(state);
+	script_set_up_ungreeted(state);
 	struct script *s = *state;
-	expect(s, MSG_HELLO);
+	script_expect(s, MSG_HELLO);
 	REPLY(s, hello_reply, .major = FRAME_MAJOR, .node = view_str("n3"));
 	SAY(s, MSG_ARENA, 0, arena, .arena = CAPTURE, .bytes = ARENA_BYTES, .writable = 1);
 	SAY(s, MSG_ARENA, 0, arena, .arena = READ, .bytes = ARENA_BYTES, .writable = 0);
 	return s->fed;
 }
 
-int tear_down(void **state)
+int script_tear_down(void **state)
 {
 	struct script *s = *state;
 
@@ -113,7 +113,7 @@ int tear_down(void **state)
 	return 0;
 }
 
-struct core_group *join(struct script *s)
+struct core_group *script_join(struct script *s)
 {
 	const struct msg_join_reply reply = { .handle = 31, .incarnation = 4 };
 	struct core_group *group;
@@ -122,20 +122,20 @@ struct core_group *join(struct script *s)
 	return group;
 }
 
-void leave(struct script *s, struct core_group *group)
+void script_leave(struct script *s, struct core_group *group)
 {
 	core_group_leave(group);
-	expect(s, MSG_LEAVE);
+	script_expect(s, MSG_LEAVE);
 }
 
-void on_end(struct core_future *future)
+void script_on_end(struct core_future *future)
 {
 	struct watched *w = container_of(future, struct watched, future);
 
 	w->ends++;
 }
 
-struct work *take_work(struct script *s)
+struct work *script_take_work(struct script *s)
 {
 	struct work *work = core_work_take(s->core);
 
@@ -143,7 +143,7 @@ struct work *take_work(struct script *s)
 	return work;
 }
 
-unsigned run_all(struct script *s)
+unsigned script_run_all(struct script *s)
 {
 	unsigned n = 0;
 

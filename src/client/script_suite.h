@@ -28,19 +28,19 @@ struct script {
 
 /* ---- the daemon's side ---- */
 /* Takes the next frame that the core sends: head and body. */
-void expect(struct script *s, enum msg_type type);
-void expect_silence(struct script *s);
-void say(struct script *s, enum msg_type type, uint64_t number, unsigned flags, struct view body);
+void script_expect(struct script *s, enum msg_type type);
+void script_silence(struct script *s);
+void script_say(struct script *s, enum msg_type type, uint64_t number, unsigned flags, struct view body);
 /* To the frame taken last. */
-void reply(struct script *s, struct view body);
-void reply_failure(struct script *s, int code, const char *words);
+void script_reply(struct script *s, struct view body);
+void script_fail(struct script *s, int code, const char *words);
 
 #define SAY(s, type, number, name, ...)                                \
 	do {                                                           \
 		_cleanup_(buf_fini) struct buf _said = { 0 };          \
 		const struct msg_##name _m = { __VA_ARGS__ };          \
 		assert_int_equal(msg_##name##_encode(&_m, &_said), 0); \
-		say(s, type, number, 0, view_buf(&_said));             \
+		script_say(s, type, number, 0, view_buf(&_said));      \
 	} while (0)
 
 #define REPLY(s, name, ...)                                            \
@@ -48,22 +48,22 @@ void reply_failure(struct script *s, int code, const char *words);
 		_cleanup_(buf_fini) struct buf _said = { 0 };          \
 		const struct msg_##name _m = { __VA_ARGS__ };          \
 		assert_int_equal(msg_##name##_encode(&_m, &_said), 0); \
-		reply(s, view_buf(&_said));                            \
+		script_reply(s, view_buf(&_said));                     \
 	} while (0)
 
 /* ---- the application's side ---- */
-int set_up_ungreeted(void **state); /* HELLO is not answered yet */
-int set_up(void **state);
-int tear_down(void **state);
-struct core_group *join(struct script *s); /* handle 31 */
-void leave(struct script *s, struct core_group *group);
+int script_set_up_ungreeted(void **state); /* HELLO is not answered yet */
+int script_set_up(void **state);
+int script_tear_down(void **state);
+struct core_group *script_join(struct script *s); /* handle 31 */
+void script_leave(struct script *s, struct core_group *group);
 
 /* A future, and how often it ended. */
 struct watched {
 	struct core_future future;
 	int ends;
 };
-void on_end(struct core_future *future); /* its fn */
+void script_on_end(struct core_future *future); /* its fn */
 
-struct work *take_work(struct script *s); /* there is some */
-unsigned run_all(struct script *s);	  /* how much there was */
+struct work *script_take_work(struct script *s); /* there is some */
+unsigned script_run_all(struct script *s);	 /* how much there was */

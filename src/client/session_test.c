@@ -1,0 +1,371 @@
+/* The thread shell: libforebay's public calls against a small daemon. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/daemon_suite.h"
+#include "forebay/forebay.h"
+
+static struct forebay_session *open_session(struct daemon *d, enum manners manners)
+{
+	const struct forebay_connect_options options = { .size = sizeof(options), .socket = d->path, .threads = 3 };
+	struct forebay_session *session = NULL;
+
+	daemon_start(d, manners);
+	if (forebay_connect(&options, &session))
+		fail_msg("%s", forebay_error());
+	return session;
+}
+
+static struct forebay_group *join(struct forebay_session *session)
+{
+	const struct forebay_group_options options = { .size = sizeof(options),
+						       .name = "g",
+						       .run = "r",
+						       .rank = 0,
+						       .ranks = 1 };
+	struct forebay_group *group;
+
+	assert_int_equal(forebay_group_join(session, &options, 5000, &group), 0);
+	assert_int_equal(forebay_group_incarnation(group), 2);
+	return group;
+}
+
+/* ---- saves ------------------------------------------------------------------------------------------------------------------------ */
+
+#define ROWS	400
+#define COLUMNS 900
+
+struct matrix {
+	int16_t m[COLUMNS][ROWS]; /* stored by columns */
+};
+
+static struct matrix *matrix_new(void)
+{
+	struct matrix *matrix = malloc(sizeof(*matrix));
+
+	for (int i = 0; i < ROWS; i++)
+		for (int j = 0; j < COLUMNS; j++)
+			matrix->m[j][i] = (int16_t)(i * 31 + j);
+	return matrix;
+}
+
+static const uint64_t shape[] = { ROWS, COLUMNS };
+static const int64_t by_columns[] = { 2, 2 * ROWS };
+
+static struct forebay_save *offer(struct forebay_group *group, const struct matrix *matrix)
+{
+	const struct forebay_item item = {
+		.size = sizeof(item),
+		.name = "w",
+		.dtype = "int16",
+		.element_bits = 16,
+		.ndim = 2,
+		.shape = shape,
+		.data = matrix,
+		.strides_bytes = by_columns,
+	};
+	struct forebay_save *save;
+
+	assert_int_equal(forebay_save_begin(group, "ckpt", 1, NULL, &save), 0);
+	assert_int_equal(forebay_save_add(save, &item, 1), 0);
+	return save;
+}
+
+static struct forebay_future *future_of(struct forebay_save *save, enum forebay_stage stage)
+{
+	struct forebay_future *future;
+
+	assert_int_equal(forebay_save_future(save, stage, &future), 0);
+	return future;
+}
+
+static void a_save_is_captured_whatever_its_strides_and_comes_back(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, GOOD);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new(), *back = calloc(1, sizeof(*back));
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *captured = future_of(save, FOREBAY_CAPTURED),
+			      *durable = future_of(save, FOREBAY_DURABLE);
+	struct forebay_version *version;
+	struct forebay_load *load;
+	struct forebay_future *loaded;
+
+	assert_int_equal(forebay_wait(captured, 0), -ETIMEDOUT);
+	assert_int_equal(forebay_save_submit(save), 0);
+	assert_int_equal(forebay_wait(captured, 10000), 0);
+	assert_int_equal(forebay_wait(durable, 10000), 0);
+	assert_int_equal(forebay_save_version(save), 41);
+	const int16_t *rows = (const int16_t *)d->arena[0];
+	for (int i = 0; i < ROWS; i++)
+		for (int j = 0; j < COLUMNS; j++)
+			assert_int_equal(rows[i * COLUMNS + j], matrix->m[j][i]);
+
+	assert_int_equal(forebay_open(session, group, "ckpt", "latest", &version), 0);
+	assert_int_equal(forebay_load_begin(version, NULL, &load), 0);
+	struct forebay_target target = { .size = sizeof(target),
+					 .name = "w",
+					 .dtype = "int8",
+					 .ndim = 2,
+					 .data = back,
+					 .strides_bytes = by_columns };
+	assert_int_equal(forebay_load_into(load, &target, 1), -FOREBAY_EMISMATCH);
+	assert_non_null(strstr(forebay_error(), "int16"));
+	target.dtype = "int16";
+	assert_int_equal(forebay_load_into(load, &target, 1), 0);
+	assert_int_equal(forebay_load_submit(load, &loaded), 0);
+	assert_int_equal(forebay_wait(loaded, 10000), 0);
+	assert_memory_equal(back, matrix, sizeof(*back));
+
+	forebay_future_free(loaded);
+	forebay_close(version);
+	forebay_load_free(load);
+	forebay_future_free(captured);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	forebay_future_free(durable); /* outlives everything */
+	free(matrix);
+	free(back);
+}
+
+static void a_futures_descriptor_tells_when_it_is_over(void **state)
+{
+	struct forebay_session *session = open_session(*state, GOOD);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_DURABLE);
+	struct pollfd fd = { .fd = forebay_future_fd(future), .events = POLLIN };
+
+	assert_true(fd.fd >= 0);
+	assert_int_equal(poll(&fd, 1, 0), 0);
+	assert_int_equal(forebay_save_submit(save), 0);
+	assert_int_equal(poll(&fd, 1, 10000), 1);
+	assert_int_equal(forebay_wait(future, 0), 0);
+	assert_string_equal(forebay_future_error(future), "");
+	struct forebay_future *late = future_of(save, FOREBAY_STAGED);
+	fd.fd = forebay_future_fd(late);
+	assert_int_equal(poll(&fd, 1, 0), 1);
+	forebay_future_free(late);
+	forebay_future_free(future);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	free(matrix);
+}
+
+static void *wait_for(void *arg)
+{
+	return (void *)(intptr_t)forebay_wait(arg, -1);
+}
+
+static void many_threads_wait_for_one_future_and_the_daemon_dies(void **state)
+{
+	struct forebay_session *session = open_session(*state, HANGS_UP);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_CAPTURED);
+	pthread_t threads[4];
+	void *result;
+
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, wait_for, future), 0);
+	assert_int_equal(forebay_save_submit(save), 0);
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], &result);
+		assert_int_equal((intptr_t)result, -ECONNRESET);
+	}
+	assert_non_null(strstr(forebay_future_error(future), "is gone"));
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1), -ECONNRESET);
+	assert_non_null(strstr(forebay_error(), "is gone"));
+	forebay_future_free(future);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	free(matrix);
+}
+
+static void handles_outlive_the_session(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, NEVER_CAPTURES);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_CAPTURED);
+
+	assert_int_equal(forebay_save_submit(save), 0);
+	forebay_disconnect(session);
+	assert_int_equal(forebay_wait(future, -1), -ECONNABORTED);
+	assert_int_equal(forebay_save_begin(group, "b", 2, NULL, &save), -ECONNABORTED);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_future_free(future);
+	free(matrix);
+}
+
+static void freeing_a_save_that_is_not_captured_cancels_it(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, NEVER_CAPTURES);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+
+	assert_int_equal(forebay_save_submit(save), 0);
+	forebay_save_free(save);
+	free(matrix); /* nobody touches it any more */
+	forebay_group_leave(group);
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1),
+			 -EAGAIN); /* behind CANCEL, which waits for SAVE's answer */
+	assert_string_equal(forebay_error(), "the label points to version 3");
+	forebay_disconnect(session);
+	pthread_join(d->thread, NULL);
+	d->thread = 0;
+	assert_int_equal(d->cancelled, 1);
+}
+
+static void a_forked_process_must_connect_by_itself(void **state)
+{
+	struct forebay_session *session = open_session(*state, GOOD);
+	struct forebay_group *group = join(session);
+	int status;
+
+	pid_t pid = fork();
+	if (!pid) {
+		struct forebay_save *save;
+		int r = forebay_save_begin(group, "b", 1, NULL, &save);
+		bool said = strstr(forebay_error(), "forked");
+
+		forebay_group_leave(group);
+		forebay_disconnect(session);
+		_exit(r == -FOREBAY_EFORKED && said ? 0 : 1);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1), -EAGAIN); /* the parent goes on */
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+}
+
+/* ---- connecting -------------------------------------------------------------------------------------------------------------------- */
+
+static void no_daemon_is_said_with_the_path(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_connect_options options = { .size = sizeof(options),
+						   .socket = "/tmp/forebay-client-nothing/socket" };
+	struct forebay_session *session;
+
+	assert_int_equal(forebay_connect(&options, &session), -ENOENT);
+	assert_non_null(strstr(forebay_error(), options.socket));
+	close(d->listener);
+	d->listener = -1;
+	options.socket = d->path;
+	assert_int_equal(forebay_connect(&options, &session), -ECONNREFUSED);
+	assert_non_null(strstr(forebay_error(), d->path));
+}
+
+static void a_daemon_of_another_protocol_is_refused_in_its_words(void **state)
+{
+	struct daemon *d = *state;
+	const struct forebay_connect_options options = { .size = sizeof(options), .socket = d->path };
+	struct forebay_session *session;
+
+	daemon_start(d, OTHER_MAJOR);
+	assert_int_equal(forebay_connect(&options, &session), -FOREBAY_EVERSION);
+	assert_string_equal(forebay_error(), "this daemon speaks protocols 7 to 8");
+}
+
+static void a_daemon_that_says_nothing_is_given_up(void **state)
+{
+	struct daemon *d = *state;
+	const struct forebay_connect_options options = { .size = sizeof(options), .socket = d->path, .timeout_ms = 50 };
+	struct forebay_session *session;
+
+	daemon_start(d, SILENT);
+	assert_int_equal(forebay_connect(&options, &session), -ETIMEDOUT);
+}
+
+static void options_of_another_age_are_understood_or_refused(void **state)
+{
+	struct {
+		struct forebay_connect_options options;
+		uint64_t more;
+	} newer = { .options = { .size = sizeof(newer), .socket = "/nowhere/at/all" } };
+	struct forebay_connect_options none = { 0 };
+	struct forebay_session *session;
+
+	assert_int_equal(forebay_connect(&newer.options, &session), -ENOENT); /* what it does not know is zero */
+	newer.more = 1;
+	assert_int_equal(forebay_connect(&newer.options, &session), -EINVAL);
+	assert_int_equal(forebay_connect(&none, &session), -EINVAL);
+	assert_non_null(strstr(forebay_error(), "size is not set"));
+	newer.options.size = sizeof(size_t) + sizeof(char *); /* as an older program has it */
+	assert_int_equal(forebay_connect(&newer.options, &session), -ENOENT);
+}
+
+static void wrong_arguments_are_named(void **state)
+{
+	struct forebay_session *session = open_session(*state, GOOD);
+	struct forebay_group *group = join(session);
+	struct forebay_save *save;
+	const struct forebay_save_options options = { .size = sizeof(options), .copies = 9 };
+	const uint64_t start[] = { 399, 0 }, count[] = { 2, 1 };
+	struct forebay_item item = { .size = sizeof(item),
+				     .name = "w",
+				     .ndim = 2,
+				     .shape = shape,
+				     .start = start,
+				     .count = count,
+				     .data = group };
+
+	assert_int_equal(forebay_save_begin(group, "b", 1, &options, &save), -EINVAL);
+	assert_non_null(strstr(forebay_error(), "9 copies"));
+	assert_int_equal(forebay_save_begin(group, "b", 1, NULL, &save), 0);
+	assert_int_equal(forebay_save_add(save, &item, 1), -EINVAL);
+	assert_non_null(strstr(forebay_error(), "\"w\": dimension 0"));
+	item.ndim = 9;
+	assert_int_equal(forebay_save_add(save, &item, 1), -EINVAL);
+	item = (struct forebay_item){ .size = sizeof(item), .name = "w", .ndim = 2, .shape = shape };
+	assert_int_equal(forebay_save_add(save, &item, 1), -EINVAL);
+	assert_non_null(strstr(forebay_error(), "data is NULL"));
+	item.name = NULL;
+	assert_int_equal(forebay_save_add(save, &item, 1), -EINVAL);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, daemon_set_up, daemon_tear_down)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(a_save_is_captured_whatever_its_strides_and_comes_back),
+		TEST(a_futures_descriptor_tells_when_it_is_over),
+		TEST(many_threads_wait_for_one_future_and_the_daemon_dies),
+		TEST(handles_outlive_the_session),
+		TEST(freeing_a_save_that_is_not_captured_cancels_it),
+		TEST(a_forked_process_must_connect_by_itself),
+		TEST(no_daemon_is_said_with_the_path),
+		TEST(a_daemon_of_another_protocol_is_refused_in_its_words),
+		TEST(a_daemon_that_says_nothing_is_given_up),
+		TEST(options_of_another_age_are_understood_or_refused),
+		TEST(wrong_arguments_are_named),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
