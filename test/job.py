@@ -161,7 +161,8 @@ class Cluster:
 
     def verify_all(self):
         """Every version that is listed verifies; gives their numbers by bundle."""
-        listed = {b["name"]: [v["number"] for v in b["versions"]] for b in json.loads(self.forebay("ls", "-r", "--json"))["bundles"]}
+        bundles = json.loads(self.forebay("ls", "-r", "--json"))["bundles"]
+        listed = {b["name"]: [v["number"] for v in b["versions"]] for b in bundles}
         for bundle, numbers in listed.items():
             for number in numbers:
                 self.forebay("verify", f"{bundle}@{number}")

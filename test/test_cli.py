@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import FOREBAY, ROOT, Cluster, runs, wait_until
+from place import FOREBAY, ROOT, Cluster, runs, wait_until
 
 sys.path.insert(0, str(ROOT / "python"))
 import forebay  # noqa: E402

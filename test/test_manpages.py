@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from conftest import FOREBAY, ROOT
+from place import FOREBAY, ROOT
 
 MAN = ROOT / "docs" / "man"
 VERBS = re.findall(r"^\tX\((\w+),", (ROOT / "src" / "cli" / "verbs.h").read_text(), re.M)
