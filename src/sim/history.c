@@ -22,6 +22,7 @@
 #define TROUBLE_MS  1500 /* between two troubles, at most */
 #define STORE	    "/store"
 #define KEYS_MAX    10000
+#define PACK_HEAD   4096
 
 const char *const bundle_names[BUNDLES] = { "job/a", "model" };
 const char *const label_names[LABELS] = { "prod", "best" };
@@ -218,7 +219,10 @@ static void inject_fault(struct history *h)
 	if (h->world->n_planned == SIM_PLANNED_MAX)
 		return;
 	snprintf(where, sizeof(where), "n%u ", (unsigned)world_random(h->world, h->n_nodes));
-	world_inject(h->world, faults[world_random(h->world, ARRAY_LEN(faults))], where);
+	if (world_random(h->world, 4) == 0)
+		world_inject(h->world, FAULT_READ_FLIP, "/p/"); /* a pack, or a block of it */
+	else
+		world_inject(h->world, faults[world_random(h->world, ARRAY_LEN(faults))], where);
 }
 
 static void fall_silent(struct history *h)
@@ -505,7 +509,8 @@ static void rot_pack(struct history *h)
 		if (!a || a->dying)
 			continue;
 		snprintf(path, sizeof(path), STORE "/%s", found);
-		a->rotten |= !world_rot(person->env, path, world_random(h->world, 5000));
+		a->rotten |= !world_rot(person->env, path, PACK_HEAD + world_random(h->world, 2000)) ||
+			     !world_rot(person->env, path, world_random(h->world, PACK_HEAD));
 		break;
 	}
 	person_gone(person);

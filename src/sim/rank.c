@@ -252,7 +252,9 @@ static void draw_step(struct run *job, unsigned i)
 	if (again)
 		number = job->steps[i - 1].attempt->step; /* once more, which is refused */
 	if (!same)
-		job->structure = world_random(h->world, UINT64_MAX) & ~(world_random(h->world, 6) ? 0 : UINT64_C(7));
+		job->structure = world_random(h->world, UINT64_MAX) & ~(world_random(h->world, 6) ? 0 :
+									world_random(h->world, 4) ? UINT64_C(7) :
+												    UINT64_C(63));
 	step->attempt = truth_attempt(h, job->bundle, number, job->n_ranks, job->structure);
 	step->attempt->hinted = same && world_random(h->world, 4) != 0;
 	step->attempt->copies = job->copies;

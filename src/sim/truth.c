@@ -38,18 +38,6 @@ static enum sharding sharding_of(const struct attempt *a, unsigned i)
 	return truth_is_large(a) && i == 0 ? REPLICA : (enum sharding)trait(a, i, 0, SHARDINGS);
 }
 
-bool truth_lies(const struct attempt *a)
-{
-	bool lies = false;
-
-	for (unsigned i = 0; i < a->n_items && a->ranks > 1 && a->liar >= 0; i++) {
-		struct item item = truth_item(a, i, 0);
-
-		lies |= sharding_of(a, i) == REPLICA && truth_bytes(&item, &item.whole);
-	}
-	return lies;
-}
-
 struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
 {
 	static const uint32_t sizes[] = { 0, 3, 5, 8, 16, 40, 40, 700 }; /* 700 x 40 x 4 bytes: over 64 KiB */
@@ -69,7 +57,8 @@ struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
 		item.bits = 8;
 	if (truth_is_large(a) && i == 0) { /* more than the sample looks at */
 		item.bits = 8;
-		item.whole = (struct box){ .ndim = 1, .count = { 400000 } };
+		item.whole = (struct box){ .ndim = 1,
+					   .count = { a->structure % 64 ? 400000 : 5000000 } }; /* or than a pool has */
 	}
 	bool zero = trait(a, i, 8, 6) == 0;
 	item.seed = zero ? 0 : mix(a->content, i) | 1;
@@ -128,13 +117,15 @@ uint64_t truth_bytes(const struct item *item, const struct box *box)
 	return bytes;
 }
 
-/* Bytes [@offset, @offset + @n) of an item: written to @p, or compared with it. */
-static bool content(uint64_t seed, uint64_t offset, uint8_t *p, size_t n, bool compare)
+/* Bytes [@offset, @offset + @n) of an item, with a bit of the byte at @lie flipped: written to @p, or compared with it. */
+static bool content(uint64_t seed, uint64_t lie, uint64_t offset, uint8_t *p, size_t n, bool compare)
 {
 	while (n) {
 		uint64_t word = seed ? mix(seed, offset / 8) : 0;
 		size_t skip = offset % 8, part = 8 - skip < n ? 8 - skip : n;
 
+		if (lie / 8 == offset / 8)
+			((uint8_t *)&word)[lie % 8] ^= 1;
 		if (!compare)
 			memcpy(p, (uint8_t *)&word + skip, part);
 		else if (memcmp(p, (uint8_t *)&word + skip, part) != 0)
@@ -146,7 +137,7 @@ static bool content(uint64_t seed, uint64_t offset, uint8_t *p, size_t n, bool c
 	return true;
 }
 
-static bool content_box(const struct item *item, const struct box *box, uint8_t *bytes, bool compare)
+static bool content_box(const struct item *item, const struct box *box, uint64_t lie, uint8_t *bytes, bool compare)
 {
 	struct box_walk walk;
 	uint64_t at, part, n;
@@ -156,45 +147,42 @@ static bool content_box(const struct item *item, const struct box *box, uint8_t 
 		return true;
 	CHECK(box_walk_init(&walk, &item->whole, box, item->bits) == 0);
 	while (equal && box_walk_next(&walk, &at, &part, &n))
-		equal = content(item->seed, at, bytes + part, n, compare);
+		equal = content(item->seed, lie, at, bytes + part, n, compare);
 	return equal;
 }
 
-/* Where the liar's replica differs, in an item that several ranks offer whole: past the first page, which every sample has. */
-static uint8_t *lie(const struct attempt *a, const struct item *item, const struct box *box, uint8_t *bytes)
+/* Where the liar's replica differs, in items that all ranks offer whole: past the first page, which every sample has. */
+static uint64_t lie_of(const struct attempt *a, const struct item *item)
 {
-	uint64_t n = truth_bytes(item, box);
+	uint64_t n = truth_bytes(item, &item->whole);
 
-	if (a->liar < 0 || sharding_of(a, item->number) != REPLICA || !n || !box_equal(box, &item->whole))
-		return NULL;
-	return bytes + (n > 5000 ? 4096 + mix(a->content, 99) % (n - 4999) : n / 2);
+	if (a->liar < 0 || a->ranks < 2 || sharding_of(a, item->number) != REPLICA || !n)
+		return UINT64_MAX;
+	return n > 5000 ? 4096 + mix(a->content, 99) % (n - 4999) : n / 2;
+}
+
+bool truth_lies(const struct attempt *a)
+{
+	bool lies = false;
+
+	for (unsigned i = 0; i < a->n_items; i++) {
+		struct item item = truth_item(a, i, 0);
+
+		lies |= lie_of(a, &item) != UINT64_MAX;
+	}
+	return lies;
 }
 
 void truth_fill(const struct attempt *a, const struct item *item, const struct box *box, uint32_t rank, uint8_t *bytes)
 {
-	uint8_t *other = lie(a, item, box, bytes);
-
-	(void)content_box(item, box, bytes, false);
-	if (other && (int)rank == a->liar)
-		*other ^= 1;
+	(void)content_box(item, box, (int)rank == a->liar ? lie_of(a, item) : UINT64_MAX, bytes, false);
 }
 
+/* With a hint nobody may have looked at the liar's byte: then it may have been published. */
 bool truth_equals(const struct attempt *a, const struct item *item, const struct box *box, const uint8_t *bytes)
 {
-	uint64_t n = truth_bytes(item, box);
-	uint8_t *copy = NULL, *other;
-	bool equal = content_box(item, box, (uint8_t *)bytes, true);
-
-	if (equal || a->liar < 0 || !a->hinted)
-		return equal;
-	copy = must_alloc(n); /* the liar's byte may have been published: nobody looked at it */
-	memcpy(copy, bytes, n);
-	other = lie(a, item, box, copy);
-	if (other)
-		*other ^= 1;
-	equal = other && content_box(item, box, copy, true);
-	free(copy);
-	return equal;
+	return content_box(item, box, UINT64_MAX, (uint8_t *)bytes, true) ||
+	       (a->hinted && content_box(item, box, lie_of(a, item), (uint8_t *)bytes, true));
 }
 
 /* ---- what was promised ---- */
