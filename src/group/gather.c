@@ -21,6 +21,7 @@ void mload_put(struct mload *load)
 	if (!load || --load->refs)
 		return;
 	list_remove(&load->link);
+	store_expect_end(load->group->groups->store);
 	mgroup_put(load->group);
 	version_put(load->version);
 	free(load->needed);
@@ -42,6 +43,7 @@ static struct mload *mload_new(struct mgroup *group, struct version *version, ui
 	group->refs++;
 	load->group = group;
 	load->version = version_get(version);
+	store_expect_begin(group->groups->store); /* as long as it lives: peers are told to get blocks from here */
 	load->needed = calloc(version->n_blocks + 1, sizeof(*load->needed));
 	load->source = calloc(version->n_blocks + 1, sizeof(*load->source));
 	if (!load->needed || !load->source) {

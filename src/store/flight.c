@@ -68,6 +68,15 @@ void flight_leave(struct flight *flight)
 	free(flight);
 }
 
+void flight_give_up(struct flight *flight)
+{
+	CHECK(!flight->started);
+	flight->ended = true;
+	flight->result = error_set(&flight->error, -ENOENT, "nobody on this node fetches the block any more");
+	flight_unmap(flight);
+	wake_all(&flight->place);
+}
+
 int flight_wait(struct flight *flight, uint64_t deadline_ns, struct block **ret, struct error *e)
 {
 	while (!flight->ended) {

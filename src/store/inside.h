@@ -48,6 +48,7 @@ void flight_leave(struct flight *flight); /* the last one ends it: waits, shield
 /* What a request adds; starts the flight if it has not been. */
 int flight_add(struct flight *flight, const struct block_ref *ref, const char *node, uint32_t wait_ms,
 	       uint64_t deadline_ns, struct error *e);
+void flight_give_up(struct flight *flight); /* a wish that nobody here is going to fulfil: -ENOENT */
 /* Waits for its end: 0 and the block, pinned; its failure; -ETIMEDOUT, -ECANCELED. */
 int flight_wait(struct flight *flight, uint64_t deadline_ns, struct block **ret, struct error *e);
 
@@ -60,6 +61,7 @@ struct store {
 	struct map flights;		 /* by digest */
 	struct list waiting[POOL_KINDS]; /* for room, in order of their coming */
 	struct store_stats stats;
+	unsigned n_expecting; /* store_expect_begin() */
 };
 
 void room_came(void *arg); /* for pool_on_room() */

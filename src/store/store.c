@@ -82,12 +82,33 @@ static int find_for_peer(void *arg, const struct digest *digest, uint32_t wait_m
 		*ret = block;
 		return 0;
 	}
-	if (!wait_ms)
+	if (!wait_ms || (!store->n_expecting && !map_get(&store->flights, view_of(digest->b, sizeof(digest->b)))))
 		return -ENOENT;
 	int r = flight_join(store, digest, &flight);
 	if (!r)
 		r = flight_wait(flight, env_in_ms(store->env, wait_ms), ret, NULL);
 	return r == -ECANCELED || r == -ENOMEM || !r ? r : -ENOENT;
+}
+
+void store_expect_begin(struct store *store)
+{
+	CHECK_MAGIC(store, STORE_MAGIC);
+	store->n_expecting++;
+}
+
+void store_expect_end(struct store *store)
+{
+	CHECK_MAGIC(store, STORE_MAGIC);
+	CHECK(store->n_expecting);
+	if (--store->n_expecting)
+		return;
+	for (struct map_slot *slot = map_first(&store->flights), *next; slot; slot = next) {
+		struct flight *flight = map_value(slot);
+
+		next = map_next(slot);
+		if (!flight->started)
+			flight_give_up(flight);
+	}
 }
 
 /* ---- life ---- */

@@ -36,6 +36,13 @@ struct block_ref {
 int store_get(struct store *store, const struct block_ref *ref, const char *node, uint32_t wait_ms, bool readable,
 	      uint64_t deadline_ns, struct block **ret, struct error *e);
 
+/*
+ * Between these two calls, which nest, this node is going to fetch blocks that peers may have been told to get from here: they may
+ * wait for what is not on its way yet. With the last end those who still wait are sent on to their next source.
+ */
+void store_expect_begin(struct store *store);
+void store_expect_end(struct store *store);
+
 /* A new block for @bytes, waiting for room: for captures and copies. -ETIMEDOUT: there was none; -ERR_EPOOL: it can never fit. */
 int store_block_new(struct store *store, enum pool_kind kind, uint32_t bytes, uint64_t deadline_ns, struct block **ret,
 		    struct error *e);

@@ -87,7 +87,13 @@ static void do_get(struct node *node)
 
 	if (from && roll(s, 4) == 0)
 		ref.key = NULL;
-	int r = store_get(node->store, &ref, from, wait_ms, roll(s, 2), deadline_ns, &block, &e);
+	bool expects = roll(s, 2);
+	struct store *store = node->store;
+	if (expects)
+		store_expect_begin(store);
+	int r = store_get(store, &ref, from, wait_ms, roll(s, 2), deadline_ns, &block, &e);
+	if (expects)
+		store_expect_end(store);
 	EXPECT(s->world->now_ns <= deadline_ns + SLACK_NS);
 	s->gets++;
 	if (r)

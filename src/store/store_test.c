@@ -424,6 +424,7 @@ static int chain_story(struct bed *bed)
 	write_object(bed, "pack", &full, 1, false);
 	last.deadline_ns = bed_deadline(bed);
 	nursery_init(&nursery, bed->env->loop);
+	store_expect_begin(stores[1]);
 	start_get(&nursery, &last);
 	EXPECT_INT(nursery_wait(&nursery, env_in_ms(bed->env, 50)), -ETIMEDOUT);
 	expect_get(bed, 1, &full, NULL, 1);
@@ -439,6 +440,7 @@ static int chain_story(struct bed *bed)
 	start_get(&nursery, &last);
 	EXPECT_INT(nursery_wait(&nursery, bed_deadline(bed)), 0);
 	EXPECT_INT(last.result, -ENOENT);
+	store_expect_end(stores[1]);
 	return 0;
 }
 
@@ -447,13 +449,50 @@ static void a_peer_waits_for_a_block_that_is_on_its_way(void **state)
 	bed_run(state, chain_story);
 }
 
+/* n2 waits at n1, where a load that was to fetch the block fails; then n2 asks for another that nobody there will fetch. */
+static int given_up_story(struct bed *bed)
+{
+	struct getter g = { .bed = bed, .at = 2, .ref = ref_of(BYTES, 1), .node = "n1", .wait_ms = UINT32_MAX };
+	struct nursery nursery;
+
+	g.deadline_ns = bed_deadline(bed);
+	write_object(bed, "pack", &g.ref, 1, false);
+	nursery_init(&nursery, bed->env->loop);
+	store_expect_begin(stores[1]);
+	store_expect_begin(stores[1]);
+	start_get(&nursery, &g);
+	store_expect_end(stores[1]);
+	EXPECT_INT(nursery_wait(&nursery, env_in_ms(bed->env, 50)), -ETIMEDOUT);
+	store_expect_end(stores[1]);
+	EXPECT_INT(nursery_wait(&nursery, bed_deadline(bed)), 0);
+	EXPECT_INT(g.result, 0);
+	expect_bytes(g.block, 1);
+	block_unpin(g.block);
+	EXPECT_INT(stats(2).backend_reads, 1);
+
+	g.ref = ref_of(BYTES, 2);
+	write_object(bed, "other", &g.ref, 2, false);
+	start_get(&nursery, &g);
+	EXPECT_INT(nursery_wait(&nursery, bed_deadline(bed)), 0);
+	EXPECT_INT(g.result, 0);
+	block_unpin(g.block);
+	return 0;
+}
+
+static void nobody_waits_for_a_block_that_nobody_fetches(void **state)
+{
+	bed_run(state, given_up_story);
+}
+
 static int deadline_story(struct bed *bed)
 {
 	struct getter g = { .bed = bed, .at = 2, .ref = ref_of(MIB, 1), .node = "n1", .wait_ms = 5000 };
 	uint64_t deadline_ns = env_in_ms(bed->env, 50);
 
 	g.deadline_ns = deadline_ns;
+	store_expect_begin(stores[1]);
 	get_run(&g);
+	store_expect_end(stores[1]);
 	EXPECT_INT(g.result, -ETIMEDOUT);
 	EXPECT(env_now(bed->env) >= deadline_ns);
 	return 0;
@@ -606,6 +645,7 @@ int main(void)
 		TEST(who_wants_the_same_block_shares_one_transfer),
 		TEST(a_transfer_goes_on_while_anybody_waits_for_it),
 		TEST(a_peer_waits_for_a_block_that_is_on_its_way),
+		TEST(nobody_waits_for_a_block_that_nobody_fetches),
 		TEST(a_get_ends_at_its_deadline),
 		TEST(who_waits_for_room_is_served_in_turn),
 		TEST(when_the_head_gives_up_the_next_one_is_asked),
