@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -173,6 +174,7 @@ static int list_needs(struct reader *reader, struct list_view wants, struct erro
 }
 
 CLEANUP_OF(struct reader *, group_load_free);
+CLEANUP_OF(struct version *, version_put);
 
 int group_load_new(struct groups *groups, struct rank *rank, const struct rank_events *events, struct version *version,
 		   const struct msg_load *load, struct reader **ret, struct error *e)
@@ -248,6 +250,38 @@ static int push_block(struct reader *reader, size_t first, size_t end, const str
 	return r;
 }
 
+/* A pack that is not there is damage, if it is not that the version has been deleted since it was opened. */
+static int judge_missing(const struct reader *reader, int code, struct error *why)
+{
+	_cleanup_(cleanup_version_put) struct version *again = NULL;
+	const struct version *version = reader->version;
+	struct error e = { 0 };
+	char spec[24];
+
+	if (code != -ENOENT)
+		return code;
+	snprintf(spec, sizeof(spec), "%" PRIu64, version->number);
+	if (bundle_open(reader->groups->bundles, view_str(version->tenant), view_str(version->bundle), view_str(spec),
+			reader->deadline_ns, &again, &e) == -ERR_EDELETED)
+		return error_set(why, e.code, "%s", e.text);
+	why->code = -ERR_EDAMAGED;
+	return why->code;
+}
+
+/* The first failure counts: it cancels the other fibers, and what these then say is nobody's concern. */
+static int block_failed(struct reader *reader, const struct need *need, int code, struct error *why)
+{
+	const struct version *version = reader->version;
+	const struct view *name = &reader->names[need->want];
+
+	code = judge_missing(reader, code, why);
+	if (code == -ECANCELED || reader->error.code)
+		return code;
+	reader->error = *why;
+	return error_prefix(&reader->error, "%s version %" PRIu64 " item \"%.*s\" block %u", version->bundle,
+			    version->number, (int)name->len, name->ptr, need->block);
+}
+
 static int read_block(struct reader *reader, size_t first, size_t end)
 {
 	const struct version *version = reader->version;
@@ -269,16 +303,11 @@ static int read_block(struct reader *reader, size_t first, size_t end)
 	reader->pinned_bytes += entry->bytes;
 	ref.key = version->packs[entry->pack].key;
 	ref.pack_offset = entry->pack_offset;
-	r = store_get(reader->groups->store, &ref, node, PEER_WAIT_MS, true, reader->deadline_ns, &block,
-		      &reader->error);
+	struct error why = { 0 };
+	r = store_get(reader->groups->store, &ref, node, PEER_WAIT_MS, true, reader->deadline_ns, &block, &why);
 	if (r) {
-		const struct view *name = &reader->names[need->want];
-
 		reader->pinned_bytes -= entry->bytes;
-		if (r != -ECANCELED)
-			(void)error_prefix(&reader->error, "%s version %" PRIu64 " item \"%.*s\" block %u",
-					   version->bundle, version->number, (int)name->len, name->ptr, need->block);
-		return r;
+		return block_failed(reader, need, r, &why);
 	}
 	reader->pinned[first] = block;
 	reader->n_pinned++;
