@@ -251,6 +251,15 @@ static enum indexed look_up(struct bundles *bundles, const struct place *place, 
 	return r < 0 ? INDEXED_UNKNOWN : !r && row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_NOT;
 }
 
+/* A row is written when its root is there to stay, and a deletion puts a tombstone over that: this was nobody of ours. */
+static int root_missing(const struct place *place, uint64_t number, struct error *e)
+{
+	char key[KEY_BYTES];
+
+	root_key(place, number, key);
+	return error_set(e, -ERR_EDAMAGED, "%s is missing", key);
+}
+
 int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle, struct view spec, uint64_t deadline_ns,
 		struct version **ret, struct error *e)
 {
@@ -271,6 +280,11 @@ int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle,
 		version = cache_find(bundles, &place, number);
 	if (!version) {
 		r = open_root(bundles, &place, number, indexed != INDEXED_NOT, &version, deadline_ns, e);
+		if (r == -ENOENT && indexed == INDEXED_LIVE)
+			r = root_missing(&place, number, e);
+		if (r == -ERR_EDAMAGED)
+			(void)error_prefix(e, "%.*s version %" PRIu64, (int)bundle.len, (const char *)bundle.ptr,
+					   number);
 		if (r)
 			return r;
 		other = cache_find(bundles, &place, number); /* somebody was faster: share theirs */

@@ -190,6 +190,15 @@ static int verify_segments(struct verify *v, const char *key, const struct rec_r
 	return r;
 }
 
+static bool is_indexed(const struct verify *v)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row;
+
+	return row_read_version(v->bundles, v->place, v->number, &bytes, &row, v->deadline_ns, NULL) == 0 &&
+	       row.state == ROW_LIVE;
+}
+
 /* FOUND_DAMAGE: the root is not to be used. */
 static int verify_root(struct verify *v, struct root_object *object)
 {
@@ -202,6 +211,8 @@ static int verify_root(struct verify *v, struct root_object *object)
 		return r;
 	if (object->state == ROOT_DELETED)
 		return error_set(v->e, -ERR_EDELETED, "version %" PRIu64 " was deleted", v->number);
+	if (object->state == ROOT_NONE && is_indexed(v))
+		return damage(v, key, UINT64_MAX, "it is missing");
 	if (object->state != ROOT_PUBLISHED)
 		return error_set(v->e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)v->place->bundle.len,
 				 (const char *)v->place->bundle.ptr, v->number);
