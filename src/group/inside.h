@@ -197,10 +197,10 @@ struct csave {
 	bool *offered;
 	uint32_t n_offered;
 	struct waitplace changed;
-	struct nursery flow; /* holds the itinerary; cancelled to stop it */
-	int failed;	     /* why it was stopped from outside */
-	struct error error;	/* why it was, or how it ended */
-	struct error run_error; /* of the itinerary: when it is stopped, that of the call that was cut short */
+	struct nursery flow;	      /* holds the itinerary; cancelled to stop it */
+	int failed;		      /* why it was stopped from outside */
+	struct error error;	      /* why it was, or how it ended */
+	struct error run_error;	      /* of the itinerary: when it is stopped, that of the call that was cut short */
 	struct block_report *reports; /* one per block of the plan */
 	struct slot slot;
 	bool slot_open;

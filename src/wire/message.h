@@ -90,11 +90,12 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  * A rank's offer. save: the client's own number for it, rising per session. structure: XXH3 of the items' list; when items is
  * empty and the offer is hinted, the daemon takes the list that it remembers under that number, or answers need_items = 1.
  */
-#define MSG_save(F)                                                                                                   \
-	F(u64, group)                                                                                                 \
-	F(u64, save)                                                                                                  \
-	F(str, bundle)                                                                                                \
-	F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(u64, structure) \
+#define MSG_save(F)                                                                                      \
+	F(u64, group)                                                                                    \
+	F(u64, save)                                                                                     \
+	F(str, bundle)                                                                                   \
+	F(u64, step)                                                                                     \
+	F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(u64, structure) \
 		F(u32, n_items) F(list, items)
 #define MSG_save_reply(F) F(u32, need_items) F(u64, save_id)
 
@@ -170,12 +171,13 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* A node's merged offer: each of its ranks with its list, or with its structure alone when hinted. */
 #define ELEM_rank_offer(F) F(u32, rank) F(u64, structure) F(u32, n_items) F(list, items)
-#define MSG_g_offer(F)                                                                                      \
-	F(str, tenant)                                                                                      \
-	F(str, group)                                                                                       \
-	F(u64, incarnation)                                                                                 \
-	F(str, node) F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) \
-		F(list, attributes) F(list, ranks)
+#define MSG_g_offer(F)                                                                                             \
+	F(str, tenant)                                                                                             \
+	F(str, group)                                                                                              \
+	F(u64, incarnation)                                                                                        \
+	F(str, node)                                                                                               \
+	F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) \
+		F(list, ranks)
 /* incarnation 0: the rank went before it knew; then run says of which. */
 #define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run)
 
@@ -200,20 +202,21 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_copy(F)	       F(u64, save_id) F(list, nodes) F(list, blocks) /* from: index into nodes */
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
 #define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks)
-#define MSG_g_stage(F)                                                                                       \
-	F(str, tenant)                                                                                       \
-	F(str, group)                                                                                        \
-	F(u64, incarnation)                                                                                  \
-	F(u64, save_id) F(str, bundle) F(u64, step) F(u32, stage) F(u32, code) F(str, words) F(u64, version) \
-		F(list, stats)
+#define MSG_g_stage(F)      \
+	F(str, tenant)      \
+	F(str, group)       \
+	F(u64, incarnation) \
+	F(u64, save_id)     \
+	F(str, bundle) F(u64, step) F(u32, stage) F(u32, code) F(str, words) F(u64, version) F(list, stats)
 
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
 #define ELEM_u32(F) F(u32, v)
-#define MSG_g_want(F)                                                              \
-	F(str, tenant)                                                             \
-	F(str, group)                                                              \
-	F(u64, incarnation)                                                        \
-	F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) F(list, blocks) \
+#define MSG_g_want(F)                                               \
+	F(str, tenant)                                              \
+	F(str, group)                                               \
+	F(u64, incarnation)                                         \
+	F(str, bundle)                                              \
+	F(u64, version) F(u64, nth) F(u32, n_ranks) F(list, blocks) \
 		F(list, held)				 /* held: those of blocks that the node has already */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
@@ -229,7 +232,8 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(failure)                                                                                                   \
 	X(hello)                                                                                                     \
 	X(hello_reply)                                                                                               \
-	X(join) X(join_reply) X(handle) X(empty) X(save) X(save_reply) X(grant) X(filled) X(arena) X(stage) X(open)  \
+	X(join)                                                                                                      \
+	X(join_reply) X(handle) X(empty) X(save) X(save_reply) X(grant) X(filled) X(arena) X(stage) X(open)          \
 		X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list) X(list_reply) \
 			X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta)        \
 				X(meta_reply) X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve)    \
@@ -239,8 +243,9 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(item)                                                                                                       \
 	X(attribute)                                                                                                  \
 	X(grant)                                                                                                      \
-	X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) X(node) X(save_status) \
-		X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
+	X(filled)                                                                                                     \
+	X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) X(node) X(save_status) X(damage) \
+		X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
 
 #define MSG_FIELD(type, name) field_##type name;
 #define MSG_DECLARE(name)                                                     \
