@@ -15,48 +15,50 @@
 
 #include "wire/codec.h"
 
+/* clang-format off */
 /* Frame types: number, name. Numbers are never reused. An unknown type is answered -ENOSYS. */
-#define MSG_TYPES(X)                                                                                   \
-	X(1, HELLO) /* both: msg_hello -> msg_hello_reply */                                           \
-	X(2, PING)  /* both: empty -> empty */                                                         \
-	/* client -> daemon */                                                                         \
-	X(16, JOIN)    /* msg_join -> msg_join_reply, when every rank of the run has come */           \
-	X(17, LEAVE)   /* msg_handle -> empty */                                                       \
-	X(18, SAVE)    /* msg_save -> msg_save_reply: the offer whole; or "send the items" */          \
-	X(19, FILLED)  /* msg_filled -> empty */                                                       \
-	X(20, CANCEL)  /* msg_cancel -> empty */                                                       \
-	X(21, OPEN)    /* msg_open -> msg_open_reply */                                                \
-	X(22, ITEMS)   /* msg_items -> msg_items_reply */                                              \
-	X(23, CLOSE)   /* msg_handle (a version) -> empty */                                           \
-	X(24, LOAD)    /* msg_load -> empty; the load's end comes as LOAD_END */                       \
-	X(25, RELEASE) /* msg_release -> empty */                                                      \
-	X(26, LIST)    /* msg_list -> msg_list_reply */                                                \
-	X(27, LABEL)   /* msg_label -> empty */                                                        \
-	X(28, DELETE)  /* msg_delete -> empty */                                                       \
-	X(29, STATUS)  /* empty -> msg_status_reply */                                                 \
-	X(30, VERIFY)  /* msg_verify -> msg_verify_reply */                                            \
-	X(31, REBUILD) /* empty -> msg_rebuild_reply */                                                \
-	/* daemon -> client, without a reply; request = the client's number of the save or load */     \
-	X(48, ARENA)	/* msg_arena, with a descriptor */                                             \
-	X(49, GRANT)	/* msg_grant: spans to fill */                                                 \
-	X(50, STAGE)	/* msg_stage: a future of a save has completed */                              \
-	X(51, BLOCKS)	/* msg_blocks: spans to read */                                                \
-	X(52, LOAD_END) /* msg_load_end */                                                             \
-	/* daemon -> daemon */                                                                         \
-	X(64, META)	 /* msg_meta -> msg_meta_reply */                                              \
-	X(65, FETCH)	 /* msg_fetch -> msg_fetch_reply, after the bytes went by bulk */              \
-	X(66, G_JOIN)	 /* msg_g_join -> msg_join_reply. To the coordinator, as the next ones */      \
-	X(67, G_OFFER)	 /* msg_g_offer -> msg_save_reply */                                           \
-	X(68, G_LOST)	 /* msg_g_lost -> empty: a rank of this node is gone */                        \
-	X(69, G_WANT)	 /* msg_g_want -> msg_g_want_reply: the node's steps of a grouped load */      \
+#define MSG_TYPES(X)                                                                         \
+	X(1, HELLO)    /* both: msg_hello -> msg_hello_reply */                              \
+	X(2, PING)     /* both: empty -> empty */                                            \
+	/* client -> daemon */                                                               \
+	X(16, JOIN)    /* msg_join -> msg_join_reply, when every rank of the run has come */ \
+	X(17, LEAVE)   /* msg_handle -> empty */                                             \
+	X(18, SAVE)    /* msg_save -> msg_save_reply: the offer whole; or "send the items" */ \
+	X(19, FILLED)  /* msg_filled -> empty */                                             \
+	X(20, CANCEL)  /* msg_cancel -> empty */                                             \
+	X(21, OPEN)    /* msg_open -> msg_open_reply */                                      \
+	X(22, ITEMS)   /* msg_items -> msg_items_reply */                                    \
+	X(23, CLOSE)   /* msg_handle (a version) -> empty */                                 \
+	X(24, LOAD)    /* msg_load -> empty; the load's end comes as LOAD_END */             \
+	X(25, RELEASE) /* msg_release -> empty */                                            \
+	X(26, LIST)    /* msg_list -> msg_list_reply */                                      \
+	X(27, LABEL)   /* msg_label -> empty */                                              \
+	X(28, DELETE)  /* msg_delete -> empty */                                             \
+	X(29, STATUS)  /* empty -> msg_status_reply */                                       \
+	X(30, VERIFY)  /* msg_verify -> msg_verify_reply */                                  \
+	X(31, REBUILD) /* empty -> msg_rebuild_reply */                                      \
+	/* daemon -> client, without a reply; request = the client's number of the save or load */ \
+	X(48, ARENA)   /* msg_arena, with a descriptor */                                    \
+	X(49, GRANT)   /* msg_grant: spans to fill */                                        \
+	X(50, STAGE)   /* msg_stage: a future of a save has completed */                     \
+	X(51, BLOCKS)  /* msg_blocks: spans to read */                                       \
+	X(52, LOAD_END) /* msg_load_end */                                                   \
+	/* daemon -> daemon */                                                               \
+	X(64, META)    /* msg_meta -> msg_meta_reply */                                      \
+	X(65, FETCH)   /* msg_fetch -> msg_fetch_reply, after the bytes went by bulk */      \
+	X(66, G_JOIN)  /* msg_g_join -> msg_join_reply. To the coordinator, as the next ones */ \
+	X(67, G_OFFER) /* msg_g_offer -> msg_save_reply */                                   \
+	X(68, G_LOST)  /* msg_g_lost -> empty: a rank of this node is gone */                \
+	X(69, G_WANT)  /* msg_g_want -> msg_g_want_reply: the node's steps of a grouped load */ \
 	X(70, G_RESERVE) /* msg_g_reserve -> msg_save_reply. From the coordinator, as the next ones */ \
-	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                                    \
-	X(72, G_DIGEST)	 /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */   \
-	X(73, G_COPY)	 /* msg_g_copy -> empty */                                                     \
-	X(74, G_UPLOAD)	 /* msg_g_upload -> empty */                                                   \
-	X(75, G_STAGE)	 /* msg_g_stage -> empty */                                                    \
-	X(76, G_FAIL)	 /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */
+	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                          \
+	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
+	X(73, G_COPY)  /* msg_g_copy -> empty */                                             \
+	X(74, G_UPLOAD) /* msg_g_upload -> empty */                                          \
+	X(75, G_STAGE) /* msg_g_stage -> empty */                                            \
+	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */
 
+/* clang-format on */
 enum msg_type {
 #define X(number, name) MSG_##name = number,
 	MSG_TYPES(X)
@@ -64,15 +66,17 @@ enum msg_type {
 };
 const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
+/* clang-format off: tables, which it would lay out anew at each run */
+
 /* ---- bodies: MSG_LIST names them all; each table lists fields in their order on the wire ------------------------------ */
 
 #define MSG_failure(F) F(u32, code) F(str, words) /* code: positive, an errno or one of error.h */
 
 /* kind 0: a client; 1: a peer's control connection; 2: a peer's bulk connection (which carries chunks after the reply). */
-#define MSG_hello(F)      \
-	F(u8, kind)       \
-	F(u32, major_min) \
-	F(u32, major_max) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation)
+#define MSG_hello(F)                                                                                         \
+	F(u8, kind)                                                                                          \
+	F(u32, major_min) F(u32, major_max) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) \
+		F(u64, incarnation)
 #define MSG_hello_reply(F) \
 	F(u32, major)      \
 	F(u64, features) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation) F(u64, pool_bytes)
@@ -90,13 +94,10 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  * A rank's offer. save: the client's own number for it, rising per session. structure: XXH3 of the items' list; when items is
  * empty and the offer is hinted, the daemon takes the list that it remembers under that number, or answers need_items = 1.
  */
-#define MSG_save(F)                                                                                      \
-	F(u64, group)                                                                                    \
-	F(u64, save)                                                                                     \
-	F(str, bundle)                                                                                   \
-	F(u64, step)                                                                                     \
-	F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(u64, structure) \
-		F(u32, n_items) F(list, items)
+#define MSG_save(F)                                                                                         \
+	F(u64, group)                                                                                       \
+	F(u64, save) F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) \
+		F(list, attributes) F(u64, structure) F(u32, n_items) F(list, items)
 #define MSG_save_reply(F) F(u32, need_items) F(u64, save_id)
 
 /* A span to fill: bytes [offset, offset + bytes) of the rank's item number `item`. arena 0: hash only, nothing to copy. */
@@ -105,8 +106,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_filled(F) F(u32, block) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_filled(F)  F(u64, group) F(u64, save) F(list, filled)
 /*
- * number: the client's, of a save (then group is that save's) or of a load (group is 0); 0: the save of step and bundle that it will not offer. Says also that the client touches no span of
- * it any more: it ends every load, and every save that failed before it was captured.
+ * number: the client's, of a save (then group is that save's) or of a load (group is 0); 0: the save of that bundle and step, which
+ * the rank will not offer. Says also that the client touches no span of it any more: it ends every load, and every save that failed
+ * before it was captured.
  */
 #define MSG_cancel(F) F(u64, group) F(u64, number) F(str, bundle) F(u64, step)
 
@@ -171,13 +173,10 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* A node's merged offer: each of its ranks with its list, or with its structure alone when hinted. */
 #define ELEM_rank_offer(F) F(u32, rank) F(u64, structure) F(u32, n_items) F(list, items)
-#define MSG_g_offer(F)                                                                                             \
-	F(str, tenant)                                                                                             \
-	F(str, group)                                                                                              \
-	F(u64, incarnation)                                                                                        \
-	F(str, node)                                                                                               \
-	F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) \
-		F(list, ranks)
+#define MSG_g_offer(F)                                                                                           \
+	F(str, tenant)                                                                                           \
+	F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) \
+		F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks)
 /* incarnation 0: the rank went before it knew; then run says of which. */
 #define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run)
 
@@ -188,11 +187,10 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  */
 #define ELEM_g_block(F)	  F(u32, block) F(u32, rank) F(u32, item) F(u64, offset) F(u32, bytes) F(u32, mode)
 #define ELEM_g_receive(F) F(u32, block) F(u32, bytes)
-#define MSG_g_reserve(F)    \
-	F(str, tenant)      \
-	F(str, group)       \
-	F(u64, incarnation) \
-	F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) F(u32, cached) F(list, blocks) F(list, receives)
+#define MSG_g_reserve(F)                                                                                          \
+	F(str, tenant)                                                                                            \
+	F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) F(u32, cached) \
+		F(list, blocks) F(list, receives)
 #define MSG_g_capture(F)       F(u64, save_id) F(u32, hinted)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled)
@@ -202,24 +200,21 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_copy(F)	       F(u64, save_id) F(list, nodes) F(list, blocks) /* from: index into nodes */
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
 #define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks)
-#define MSG_g_stage(F)      \
-	F(str, tenant)      \
-	F(str, group)       \
-	F(u64, incarnation) \
-	F(u64, save_id)     \
-	F(str, bundle) F(u64, step) F(u32, stage) F(u32, code) F(str, words) F(u64, version) F(list, stats)
+#define MSG_g_stage(F)                                                                                           \
+	F(str, tenant)                                                                                           \
+	F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u32, stage) F(u32, code) \
+		F(str, words) F(u64, version) F(list, stats)
 
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
 #define ELEM_u32(F) F(u32, v)
-#define MSG_g_want(F)                                               \
-	F(str, tenant)                                              \
-	F(str, group)                                               \
-	F(u64, incarnation)                                         \
-	F(str, bundle)                                              \
-	F(u64, version) F(u64, nth) F(u32, n_ranks) F(list, blocks) \
+#define MSG_g_want(F)                                                                                                \
+	F(str, tenant)                                                                                               \
+	F(str, group) F(u64, incarnation) F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) F(list, blocks) \
 		F(list, held)				 /* held: those of blocks that the node has already */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
+
+/* clang-format on */
 
 enum item_flags { ITEM_LOWEST_WINS = 1 };    /* the lowest rank's bytes count, others are not looked at */
 enum save_flags { SAVE_SAME_STRUCTURE = 1 }; /* HINT */
@@ -228,24 +223,18 @@ enum grant_mode { GRANT_FULL, GRANT_HINTED }; /* hinted: copy and sample, no dig
 enum filled_flags { FILLED_ZERO = 1 };	      /* every byte is 0: a hole */
 enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 
-#define MSG_LIST(X)                                                                                                  \
-	X(failure)                                                                                                   \
-	X(hello)                                                                                                     \
-	X(hello_reply)                                                                                               \
-	X(join)                                                                                                      \
-	X(join_reply) X(handle) X(empty) X(save) X(save_reply) X(grant) X(filled) X(arena) X(stage) X(open)          \
-		X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list) X(list_reply) \
-			X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta)        \
-				X(meta_reply) X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve)    \
-					X(g_capture) X(g_capture_reply) X(save_id) X(g_copy) X(g_upload) X(g_stage)  \
-						X(g_want) X(g_want_reply) X(cancel)
-#define ELEM_LIST(X)                                                                                                  \
-	X(item)                                                                                                       \
-	X(attribute)                                                                                                  \
-	X(grant)                                                                                                      \
-	X(filled)                                                                                                     \
-	X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) X(node) X(save_status) X(damage) \
-		X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
+/* clang-format off */
+#define MSG_LIST(X)                                                                                                        \
+	X(failure) X(hello) X(hello_reply) X(join) X(join_reply) X(handle) X(empty) X(save) X(save_reply) X(grant) X(filled) \
+	X(arena) X(stage) X(open) X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list)   \
+	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
+	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
+	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel)
+#define ELEM_LIST(X)                                                                                                     \
+	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
+	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
+
+/* clang-format on */
 
 #define MSG_FIELD(type, name) field_##type name;
 #define MSG_DECLARE(name)                                                     \
