@@ -409,8 +409,7 @@ static int add_offer(struct msave *save, struct rank *rank, uint64_t client_save
 	return 0;
 }
 
-/* Because of @rank: the coordinator fails the save on all ranks, those that offered and those that will. */
-static void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int code, const char *words)
+void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int code, const char *words)
 {
 	const struct mgroup *group = rank->group;
 	struct buf body = { 0 };

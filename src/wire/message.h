@@ -15,6 +15,7 @@
 
 #include "wire/codec.h"
 
+/* Tables are laid out by hand: the formatter would do it anew at each run. */
 /* clang-format off */
 /* Frame types: number, name. Numbers are never reused. An unknown type is answered -ENOSYS. */
 #define MSG_TYPES(X)                                                                         \
@@ -66,20 +67,19 @@ enum msg_type {
 };
 const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
-/* clang-format off: tables, which it would lay out anew at each run */
+/* clang-format off */
 
 /* ---- bodies: MSG_LIST names them all; each table lists fields in their order on the wire ------------------------------ */
 
 #define MSG_failure(F) F(u32, code) F(str, words) /* code: positive, an errno or one of error.h */
 
 /* kind 0: a client; 1: a peer's control connection; 2: a peer's bulk connection (which carries chunks after the reply). */
-#define MSG_hello(F)                                                                                         \
-	F(u8, kind)                                                                                          \
-	F(u32, major_min) F(u32, major_max) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) \
-		F(u64, incarnation)
-#define MSG_hello_reply(F) \
-	F(u32, major)      \
-	F(u64, features) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation) F(u64, pool_bytes)
+#define MSG_hello(F)                                                                                                     \
+	F(u8, kind) F(u32, major_min) F(u32, major_max) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) \
+	F(u64, incarnation)
+#define MSG_hello_reply(F)                                                                                          \
+	F(u32, major) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation)            \
+	F(u64, pool_bytes)
 
 #define MSG_join(F)	  F(str, group) F(str, run) F(u32, rank) F(u32, size)
 #define MSG_join_reply(F) F(u64, handle) F(u64, incarnation) F(u64, epoch)
@@ -87,22 +87,21 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_empty(F)
 
 /* An item as one rank offers it. flags: ITEM_LOWEST_WINS. */
-#define ELEM_item(F)	  F(str, name) F(str, dtype) F(u32, element_bits) F(u32, flags) F(box, whole) F(box, box)
+#define ELEM_item(F) F(str, name) F(str, dtype) F(u32, element_bits) F(u32, flags) F(box, whole) F(box, box)
 #define ELEM_attribute(F) F(str, key) F(str, value)
 
 /*
  * A rank's offer. save: the client's own number for it, rising per session. structure: XXH3 of the items' list; when items is
  * empty and the offer is hinted, the daemon takes the list that it remembers under that number, or answers need_items = 1.
  */
-#define MSG_save(F)                                                                                         \
-	F(u64, group)                                                                                       \
-	F(u64, save) F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) \
-		F(list, attributes) F(u64, structure) F(u32, n_items) F(list, items)
+#define MSG_save(F)                                                                                                       \
+	F(u64, group) F(u64, save) F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) \
+	F(list, attributes) F(u64, structure) F(u32, n_items) F(list, items)
 #define MSG_save_reply(F) F(u32, need_items) F(u64, save_id)
 
 /* A span to fill: bytes [offset, offset + bytes) of the rank's item number `item`. arena 0: hash only, nothing to copy. */
-#define ELEM_grant(F)  F(u32, item) F(u32, block) F(u64, offset) F(u32, bytes) F(u64, arena) F(u64, arena_offset)
-#define MSG_grant(F)   F(u32, mode) F(u32, last) F(list, grants)
+#define ELEM_grant(F) F(u32, item) F(u32, block) F(u64, offset) F(u32, bytes) F(u64, arena) F(u64, arena_offset)
+#define MSG_grant(F)  F(u32, mode) F(u32, last) F(list, grants)
 #define ELEM_filled(F) F(u32, block) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_filled(F)  F(u64, group) F(u64, save) F(list, filled)
 /*
@@ -113,12 +112,14 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_cancel(F) F(u64, group) F(u64, number) F(str, bundle) F(u64, step)
 
 #define MSG_arena(F) F(u64, arena) F(u64, bytes) F(u32, writable)
-#define MSG_stage(F) F(u32, stage) F(u32, code) F(str, words) F(u64, version) F(u64, save_id) F(list, stats)
+#define MSG_stage(F)                                                                                                   \
+	F(u32, stage) F(u32, code) F(str, words) F(u64, version) F(u64, save_id) F(list, stats)
 #define ELEM_stat(F) F(str, name) F(u64, value)
 
 /* version: a number in decimal, a label, "latest". */
-#define MSG_open(F)	  F(str, bundle) F(str, version) F(u64, group)
-#define MSG_open_reply(F) F(u64, handle) F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(list, attributes)
+#define MSG_open(F) F(str, bundle) F(str, version) F(u64, group)
+#define MSG_open_reply(F)                                                                                            \
+	F(u64, handle) F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(list, attributes)
 /* name not empty: that item alone (-ENOENT); else up to limit items with names greater than after. */
 #define MSG_items(F)	   F(u64, version) F(str, name) F(str, after) F(u32, limit)
 #define ELEM_item_info(F)  F(str, name) F(str, dtype) F(u32, element_bits) F(box, whole) F(u64, bytes) F(u32, n_pieces)
@@ -131,34 +132,30 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  * Bytes to copy: `bytes` bytes at arena_offset, which are [offset, offset + bytes) of the piece with box `piece` of the item of
  * want number `want`. arena 0: all zero. token: what RELEASE names when the copy is done.
  */
-#define ELEM_block(F) \
-	F(u32, want) F(box, piece) F(u64, offset) F(u32, bytes) F(u64, arena) F(u64, arena_offset) F(u64, token)
+#define ELEM_block(F)	F(u32, want) F(box, piece) F(u64, offset) F(u32, bytes) F(u64, arena) F(u64, arena_offset) F(u64, token)
 #define MSG_blocks(F)	F(list, blocks)
 #define ELEM_token(F)	F(u64, token)
 #define MSG_release(F)	F(u64, load) F(list, tokens)
 #define MSG_load_end(F) F(u32, code) F(str, words) F(list, stats)
 
 /* bundle empty: bundles with prefix after `after`; else that bundle's versions with numbers greater than after_number. */
-#define MSG_list(F)    F(str, prefix) F(str, bundle) F(str, after) F(u64, after_number) F(u32, limit)
-#define ELEM_bundle(F) F(str, name) F(u64, n_versions) F(u64, latest)
-#define ELEM_label(F)  F(str, label) F(u64, number)
-#define ELEM_version(F) \
-	F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(u64, stored_bytes) F(list, attributes)
+#define MSG_list(F)	  F(str, prefix) F(str, bundle) F(str, after) F(u64, after_number) F(u32, limit)
+#define ELEM_bundle(F)	  F(str, name) F(u64, n_versions) F(u64, latest)
+#define ELEM_label(F)	  F(str, label) F(u64, number)
+#define ELEM_version(F)	  F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(u64, stored_bytes) F(list, attributes)
 #define MSG_list_reply(F) F(list, bundles) F(list, versions) F(list, labels) F(u32, more)
 /* expect: the number that the label has now; 0: none; UINT64_MAX: whatever. number 0 removes the label. */
 #define MSG_label(F)  F(str, bundle) F(str, label) F(u64, expect) F(u64, number)
 #define MSG_delete(F) F(str, bundle) F(u64, number)
 
-#define ELEM_node(F) \
-	F(str, name) \
-	F(str, address) F(str, domain) F(u64, incarnation) F(u32, up) F(u64, pool_bytes) F(u64, pool_used_bytes)
+#define ELEM_node(F)                                                                                                       \
+	F(str, name) F(str, address) F(str, domain) F(u64, incarnation) F(u32, up) F(u64, pool_bytes) F(u64, pool_used_bytes)
 #define ELEM_save_status(F) F(u64, save_id) F(str, group) F(str, bundle) F(u64, step) F(str, state) F(u64, bytes)
-#define MSG_status_reply(F) \
-	F(str, node) F(str, cluster) F(u32, generation) F(list, nodes) F(list, saves) F(list, counters)
+#define MSG_status_reply(F) F(str, node) F(str, cluster) F(u32, generation) F(list, nodes) F(list, saves) F(list, counters)
 
-#define MSG_verify(F)	     F(str, bundle) F(u64, number)
-#define ELEM_damage(F)	     F(str, object) F(str, item) F(u64, block) F(str, words)
-#define MSG_verify_reply(F)  F(u64, number) F(u64, blocks) F(u64, bytes) F(list, damages)
+#define MSG_verify(F)	    F(str, bundle) F(u64, number)
+#define ELEM_damage(F)	    F(str, object) F(str, item) F(u64, block) F(str, words)
+#define MSG_verify_reply(F) F(u64, number) F(u64, blocks) F(u64, bytes) F(list, damages)
 #define MSG_rebuild_reply(F) F(u64, bundles) F(u64, versions) F(u64, labels) F(u32, generation)
 
 /* ---- peers -------------------------------------------------------------------------------------------------------------- */
@@ -173,10 +170,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* A node's merged offer: each of its ranks with its list, or with its structure alone when hinted. */
 #define ELEM_rank_offer(F) F(u32, rank) F(u64, structure) F(u32, n_items) F(list, items)
-#define MSG_g_offer(F)                                                                                           \
-	F(str, tenant)                                                                                           \
-	F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies) F(u32, policy) \
-		F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks)
+#define MSG_g_offer(F)                                                                                                   \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies)         \
+	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks)
 /* incarnation 0: the rank went before it knew; then run says of which. */
 #define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run)
 
@@ -187,11 +183,10 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  */
 #define ELEM_g_block(F)	  F(u32, block) F(u32, rank) F(u32, item) F(u64, offset) F(u32, bytes) F(u32, mode)
 #define ELEM_g_receive(F) F(u32, block) F(u32, bytes)
-#define MSG_g_reserve(F)                                                                                          \
-	F(str, tenant)                                                                                            \
-	F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) F(u32, cached) \
-		F(list, blocks) F(list, receives)
-#define MSG_g_capture(F)       F(u64, save_id) F(u32, hinted)
+#define MSG_g_reserve(F)                                                                                           \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) \
+	F(u32, cached) F(list, blocks) F(list, receives)
+#define MSG_g_capture(F) F(u64, save_id) F(u32, hinted)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled)
 #define MSG_save_id(F)	       F(u64, save_id)
@@ -200,17 +195,15 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_copy(F)	       F(u64, save_id) F(list, nodes) F(list, blocks) /* from: index into nodes */
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
 #define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks)
-#define MSG_g_stage(F)                                                                                           \
-	F(str, tenant)                                                                                           \
-	F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u32, stage) F(u32, code) \
-		F(str, words) F(u64, version) F(list, stats)
+#define MSG_g_stage(F)                                                                                                   \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u32, stage)      \
+	F(u32, code) F(str, words) F(u64, version) F(list, stats)
 
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
-#define ELEM_u32(F) F(u32, v)
-#define MSG_g_want(F)                                                                                                \
-	F(str, tenant)                                                                                               \
-	F(str, group) F(u64, incarnation) F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) F(list, blocks) \
-		F(list, held)				 /* held: those of blocks that the node has already */
+#define ELEM_u32(F)	    F(u32, v)
+#define MSG_g_want(F)                                                                                              \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) \
+	F(list, blocks) F(list, held) /* held: those of blocks that the node has already */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
 
