@@ -415,7 +415,8 @@ int catalog_finish(struct catalog *catalog, struct error *e)
 
 	if (r)
 		return r;
-	qsort(build->raw, build->n_raw, sizeof(*build->raw), by_item_and_box);
+	if (build->n_raw)
+		qsort(build->raw, build->n_raw, sizeof(*build->raw), by_item_and_box);
 	catalog->uniques = calloc(catalog->n_uniques + 1, sizeof(*catalog->uniques));
 	catalog->offers = calloc(build->n_raw + 1, sizeof(*catalog->offers));
 	struct sweep *sweep = calloc(catalog->n_uniques + 1, sizeof(*sweep));

@@ -468,18 +468,19 @@ static int delete_one(struct client *c, struct attempt *a)
 	return r == -EBUSY ? 0 : r;
 }
 
-/* What has been promised is there: reads one durable version. */
+/* Reads a version, by number or as the latest one; a durable one is there. */
 static int read_one(struct client *c, const struct attempt *a)
 {
 	char spec[24] = "latest";
 
 	if (!a)
 		return 0;
-	bool durable = a->durable;
-	if (world_random(c->h->world, 3))
+	bool durable = a->durable, latest = world_random(c->h->world, 3) == 0;
+	if (!latest)
 		snprintf(spec, sizeof(spec), "%" PRIu64, a->version);
 	int r = client_read(c, a->bundle, spec);
-	if ((r == -ENOENT || r == -ERR_EDELETED) && durable && !a->dying)
+	bool absent = r == -ENOENT || (r == -ERR_EDELETED && !latest); /* the latest may just be on its way out */
+	if (absent && durable && !a->dying)
 		history_fail(c->h, "version %" PRIu64 " of %s was durable and is not found as %s", a->version,
 			     bundle_names[a->bundle], spec);
 	return r == -ENOENT || r == -ERR_EDELETED ? 0 : r;
