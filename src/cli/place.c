@@ -20,6 +20,9 @@
 #include "base/bytes.h"
 #include "base/cleanup.h"
 
+#define PORT_FIRST	20000
+#define PORTS		10000
+#define PORT_STRIDE	17
 #define FOLDER_MODE	0755
 #define FILE_MODE	0644
 #define LOCK_POLL_MS	50
@@ -152,7 +155,7 @@ static uint64_t available_memory(void)
 	return available;
 }
 
-/* Binds @port (0: any) of the loopback interface for a moment. The port, or -errno. */
+/* Binds @port of the loopback interface for a moment. The port, or -errno. */
 static int try_port(uint64_t port)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
@@ -333,6 +336,19 @@ static int make_folder(char *path, struct error *e)
 	return r ? error_set(e, r, "%s: %s", path, strerror(-r)) : 0;
 }
 
+/*
+ * A free port below those that the kernel gives to outgoing connections: while node 0 is down, nobody's connection may come to sit on
+ * its port. Which one is tried first differs from process to process.
+ */
+static int find_port(void)
+{
+	int port = -EADDRINUSE;
+
+	for (int i = 0; i < PORTS && port < 0; i++)
+		port = try_port((uint64_t)(PORT_FIRST + ((long)getpid() * PORT_STRIDE + i) % PORTS));
+	return port;
+}
+
 static int write_config(const struct place *place, uint64_t node, struct error *e)
 {
 	_cleanup_(cleanup_mem) char *folder = place_node_path(place, node, ""),
@@ -385,7 +401,7 @@ int place_prepare(struct place *place, bool keep_port, struct error *e)
 	if (!strcmp(place->store, store_url))
 		r = make_folder(store, e);
 	if (!r && !(place->port && (keep_port || try_port(place->port) > 0))) {
-		int port = try_port(0);
+		int port = find_port();
 
 		r = port < 0 ? error_set(e, port, "no port of 127.0.0.1 is free: %s", strerror(-port)) : 0;
 		place->port = r ? 0 : (uint64_t)port;

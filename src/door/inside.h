@@ -14,11 +14,12 @@
 
 #define DOOR_MAGIC	  UINT32_C(0x726f6f44)
 #define HELLO_MS	  10000 /* to say it */
-#define LAST_SIGN_MS	  50	/* between the end of a connection and that of its process, if both end */
+#define LAST_SIGN_MS	  500	/* between the end of a connection and that of its process, if both end */
 #define SEND_AGAIN_MS	  5	/* until a queue that was full is tried again */
 #define PARTIAL_MAX	  (2u * BODY_MAX)
 #define REQUEST_BYTES_MAX (128u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
 #define ANSWER_PAGE_BYTES (512u << 10) /* of a list; then the page ends */
+#define ASK_PEERS_MS	  2000	       /* for what peers have to say of themselves, all together */
 #define PAGE_MAX	  10000	       /* entries of a list in one answer */
 
 struct door_native {
@@ -108,4 +109,5 @@ void ranks_fini(struct session *session);
 
 /* ---- names.c: versions, lists, administration ---- */
 handler_fn names_handler(enum msg_type type);
+void names_serve_peers(struct door_native *door); /* what other nodes' doors ask */
 void names_fini(struct session *session);

@@ -281,29 +281,74 @@ static int on_delete(struct session *session, const struct request *request, str
 
 /* ---- administration --------------------------------------------------------------------------------------------------------- */
 
+static void add_own_pool(const struct door_native *door, struct elem_node *node)
+{
+	struct pool_stats stats;
+
+	pool_stats(store_pool(door->options.store), &stats);
+	node->pool_bytes = stats.bytes[POOL_CAPTURE] + stats.bytes[POOL_READ];
+	node->pool_used_bytes = stats.used_bytes[POOL_CAPTURE] + stats.used_bytes[POOL_READ];
+}
+
+/* A peer's own word for its pool; what cannot be learned stays 0. */
+static void ask_pool(const struct door_native *door, uint64_t deadline_ns, struct elem_node *node)
+{
+	_cleanup_(cleanup_mem) char *name = view_dup(node->name);
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_status_reply reply;
+	struct elem_node told;
+
+	if (!name ||
+	    cluster_call(door->options.cluster, name, MSG_STATUS, (struct view){ 0 }, deadline_ns, &answer, NULL) ||
+	    msg_status_reply_decode(view_buf(&answer), &reply) || elem_node_next(&reply.nodes, &told))
+		return;
+	node->pool_bytes = told.pool_bytes;
+	node->pool_used_bytes = told.pool_used_bytes;
+}
+
+/* A peer asks what this node has to say of itself. */
+static int serve_peer_status(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			     struct error *e)
+{
+	_cleanup_(list_buf_fini) struct list_buf nodes = { 0 };
+	const struct door_native *door = arg;
+	struct msg_status_reply reply = { .node = view_str(cluster_node(door->options.cluster)) };
+	struct elem_node node = { .name = reply.node };
+
+	add_own_pool(door, &node);
+	int r = elem_node_append(&nodes, &node);
+	reply.nodes = list_buf_view(&nodes);
+	return r ? r : msg_status_reply_encode(&reply, answer);
+}
+
+void names_serve_peers(struct door_native *door)
+{
+	cluster_serve(door->options.cluster, MSG_STATUS, serve_peer_status, door);
+}
+
 static int append_nodes(struct session *session, const struct request *request, struct list_buf *list)
 {
-	const struct door_native_options *options = &session->door->options;
-	struct pool_stats stats;
+	struct door_native *door = session->door;
+	uint64_t deadline_ns = env_in_ms(door->env, ASK_PEERS_MS);
 	struct node_info *nodes = NULL;
 	size_t n = 0;
-	int r = cluster_nodes(options->cluster, request->deadline_ns, &nodes, &n, NULL);
+	int r = cluster_nodes(door->options.cluster, request->deadline_ns, &nodes, &n, NULL);
 
 	if (r) /* the meta engine does not answer: what this daemon knows of itself is told all the same */
 		return 0;
-	pool_stats(store_pool(options->store), &stats);
 	for (size_t i = 0; !r && i < n; i++) {
-		bool self = view_equal(view_str(nodes[i].name), view_str(cluster_node(options->cluster)));
-		const struct elem_node elem = {
+		struct elem_node elem = {
 			.name = view_str(nodes[i].name),
 			.address = view_str(nodes[i].address),
 			.domain = view_str(nodes[i].domain),
 			.incarnation = nodes[i].incarnation,
 			.up = nodes[i].up,
-			.pool_bytes = self ? stats.bytes[POOL_CAPTURE] + stats.bytes[POOL_READ] : 0,
-			.pool_used_bytes = self ? stats.used_bytes[POOL_CAPTURE] + stats.used_bytes[POOL_READ] : 0,
 		};
 
+		if (view_equal(elem.name, view_str(cluster_node(door->options.cluster))))
+			add_own_pool(door, &elem);
+		else if (elem.up)
+			ask_pool(door, deadline_ns, &elem);
 		r = elem_node_append(list, &elem);
 	}
 	free(nodes);

@@ -33,6 +33,7 @@ int door_native_new(struct env *env, const struct door_native_options *options, 
 		door_native_free(door);
 		return r;
 	}
+	names_serve_peers(door);
 	*ret = door;
 	return 0;
 }
