@@ -28,7 +28,7 @@ static int run_branch(void *arg)
 
 	call->result = cluster_call(fan->groups->cluster, call->node, fan->type, view_buf(&call->body),
 				    fan->deadline_ns, &call->answer, &call->error);
-	if (call->result < 0 && call->result != -ECANCELED && !fan->first_failed) {
+	if (call->result < 0 && !fan->first_failed) { /* later ones: cancelled because of it */
 		fan->first_failed = call;
 		if (fan->strict)
 			nursery_cancel(&fan->nursery);

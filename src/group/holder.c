@@ -20,6 +20,7 @@ struct crew {
 	size_t next, n;
 	uint64_t deadline_ns;
 	struct nursery nursery;
+	int result; /* of the first that failed: a nursery takes -ECANCELED for no failure */
 	struct error error;
 	const void *work; /* struct copy, for copies */
 };
@@ -31,8 +32,11 @@ static int crew_member(void *arg)
 
 	while (!r && crew->next < crew->n && crew->save->state != SAVE_FAILED)
 		r = crew->one(crew, crew->next++);
-	if (r)
-		nursery_cancel(&crew->nursery);
+	if (!r)
+		return 0;
+	if (!crew->result)
+		crew->result = r;
+	nursery_cancel(&crew->nursery);
 	return r;
 }
 
@@ -46,6 +50,8 @@ static int crew_run(struct crew *crew, const char *name, unsigned fibers, struct
 	if (!r)
 		r = nursery_wait(&crew->nursery, crew->deadline_ns);
 	nursery_fini(&crew->nursery);
+	if (!r)
+		r = crew->result;
 	if (!r && crew->save->state == SAVE_FAILED)
 		return error_set(e, crew->save->error.code, "%s", crew->save->error.text);
 	if (r && crew->error.code)
@@ -276,12 +282,14 @@ static int find_puts(struct groups *groups, struct list_view blocks, struct pack
 	int r;
 
 	while ((r = elem_g_put_next(&blocks, &put)) == 0) {
-		puts[n].offset = put.pack_offset;
-		puts[n].block = pool_find(store_pool(groups->store), &put.digest);
-		*ret_n = n += puts[n].block != NULL;
-		if (!n || puts[n - 1].offset != put.pack_offset || puts[n - 1].block->bytes != put.bytes ||
-		    puts[n - 1].block->crc != put.crc)
+		struct block *block = pool_find(store_pool(groups->store), &put.digest);
+
+		if (!block)
 			return error_set(e, -ENOENT, "a block of the pack is not here");
+		puts[n] = (struct pack_put){ .block = block, .offset = put.pack_offset };
+		*ret_n = ++n; /* the caller unpins them in any case */
+		if (block->bytes != put.bytes || block->crc != put.crc)
+			return error_set(e, -ENOENT, "a block of the pack is not what was captured");
 	}
 	return r == 1 ? 0 : r;
 }

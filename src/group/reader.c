@@ -36,6 +36,7 @@ struct reader {
 	uint64_t pinned_bytes, read_bytes, hole_bytes;
 	struct waitplace changed;
 	struct nursery nursery;
+	int result; /* of the first read that failed: a nursery takes -ECANCELED for no failure */
 	struct error error;
 	uint64_t deadline_ns;
 };
@@ -328,8 +329,11 @@ static int read_some(void *arg)
 		reader->next = end;
 		r = read_block(reader, first, end);
 	}
-	if (r)
-		nursery_cancel(&reader->nursery);
+	if (!r)
+		return 0;
+	if (!reader->result)
+		reader->result = r;
+	nursery_cancel(&reader->nursery);
 	return r;
 }
 
@@ -342,7 +346,7 @@ static int read_all(struct reader *reader)
 	if (!r)
 		r = nursery_wait(&reader->nursery, reader->deadline_ns);
 	nursery_fini(&reader->nursery);
-	return r;
+	return r ? r : reader->result;
 }
 
 static int push_end(struct reader *reader, int code, const char *words)
