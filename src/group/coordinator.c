@@ -99,6 +99,7 @@ static void drop(struct cgroup *group)
 	struct groups *groups = group->groups;
 
 	group->lost = true;
+	load_abandon_all(group, -ERR_ESTALEEPOCH, "the group has another coordinator by now");
 	if (map_get(&groups->coordinated, view_buf(&group->key)) == group) {
 		map_remove(&groups->coordinated, view_buf(&group->key));
 		cgroup_put(group);
@@ -245,6 +246,15 @@ struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struc
 	return group && group->incarnation == incarnation ? group : NULL;
 }
 
+int coordinator_whole(const struct cgroup *group, struct error *e)
+{
+	for (uint32_t rank = 0; rank < group->size; rank++)
+		if (group->ranks[rank].presence == RANK_LOST)
+			return error_set(e, -ERR_ERANK, "rank %u on node %s is gone: a new run must join", rank,
+					 group->ranks[rank].node);
+	return 0;
+}
+
 int coordinator_locate(struct groups *groups, struct view tenant, struct view name, uint64_t deadline_ns,
 		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
 {
@@ -329,8 +339,10 @@ static int enter_run(struct cgroup *group, const struct msg_g_join *join, uint64
 	char *run = r ? NULL : view_dup(join->run);
 	struct crank *ranks = r ? NULL : calloc(join->size, sizeof(*ranks));
 	if (!r && run && ranks) {
-		if (group->run)
+		if (group->run) {
 			save_abandon_all(group, -ERR_ESTALEEPOCH, "a newer run of the group has begun", false);
+			load_abandon_all(group, -ERR_ESTALEEPOCH, "a newer run of the group has begun");
+		}
 		free(group->run);
 		free(group->ranks);
 		group->run = run;

@@ -54,6 +54,14 @@ static struct mload *mload_new(struct mgroup *group, struct version *version, ui
 	return load;
 }
 
+/* All who wait for the plan are told; the last of them lets go of it. */
+static void mload_fail(struct mload *load, int code, const char *words)
+{
+	(void)error_set(&load->error, code, "%s", words);
+	load->answered = true;
+	wake_all(&load->changed);
+}
+
 static int encode_want(const struct mload *load, struct buf *out)
 {
 	const struct mgroup *group = load->group;
@@ -96,10 +104,12 @@ static int take_answer(struct mload *load, struct view answer)
 	struct elem_step step;
 	int r = msg_g_want_reply_decode(answer, &reply);
 
+	if (r)
+		return r;
 	load->nodes = calloc(reply.nodes.count + 1, sizeof(*load->nodes));
 	if (!load->nodes)
 		return -ENOMEM;
-	while (!r && (r = elem_name_next(&reply.nodes, &name)) == 0) {
+	while ((r = elem_name_next(&reply.nodes, &name)) == 0) {
 		if (name.name.len > NODE_NAME_MAX)
 			return -EPROTO;
 		memcpy(load->nodes[load->n_nodes++], name.name.ptr, name.name.len);
@@ -156,10 +166,14 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 
 	if (r)
 		return r;
+	if (group->n_gone)
+		return error_set(e, -ERR_ERANK, "a rank of this node has left group %s: a new run must join",
+				 group->name);
 	list_each(node, &group->loads) {
 		struct mload *other = list_entry(node, struct mload, link);
 
-		if (other->nth == nth && other->version->save_id == version->save_id && other->n_ranks < group->n_ranks)
+		if (other->nth == nth && other->version->save_id == version->save_id && !other->asked &&
+		    !other->answered)
 			load = other;
 	}
 	if (load)
@@ -172,12 +186,12 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 		load->needed[blocks[i]] = true;
 	load->n_ranks++;
 	if (load->n_ranks == group->n_ranks) {
+		load->asked = true;
 		load->refs++;
 		r = fiber_start(&group->groups->flows, "want", ask, load);
 		if (r) {
+			mload_fail(load, r, "no fiber to ask for the plan of a load");
 			mload_put(load);
-			mload_put(load);
-			return r;
 		}
 	}
 	*ret = load;
@@ -204,6 +218,21 @@ const char *mload_source(const struct mload *load, uint32_t block)
 	return load->source[block] == LOAD_STORE ? NULL : load->nodes[load->source[block]];
 }
 
+void mload_rank_left(const struct rank *rank, const char *words)
+{
+	char text[ERROR_TEXT_MAX];
+
+	list_each(node, &rank->group->loads) {
+		struct mload *load = list_entry(node, struct mload, link);
+
+		snprintf(text, sizeof(text),
+			 "rank %u: %.300s; not every rank of its node had asked for its part of version %" PRIu64,
+			 rank->number, words, load->version->number);
+		if (!load->asked && !load->answered)
+			mload_fail(load, -ERR_ERANK, text);
+	}
+}
+
 /* ---- the coordinator's side ------------------------------------------------------------------------------------------- */
 
 struct cneed { /* what one node needs */
@@ -217,7 +246,7 @@ struct cload {
 	uint32_t refs; /* each call that waits for the plan */
 	struct list link;
 	char *bundle;
-	uint64_t version, nth;
+	uint64_t version, nth, incarnation;
 	uint32_t n_ranks;
 	struct list needs; /* struct cneed, by node */
 	size_t n_nodes;
@@ -252,7 +281,8 @@ static struct cload *cload_obtain(struct cgroup *group, const struct msg_g_want 
 	list_each(node, &group->loads) {
 		struct cload *load = list_entry(node, struct cload, link);
 
-		if (load->version == want->version && load->nth == want->nth && !load->planned && !load->error.code &&
+		if (load->version == want->version && load->nth == want->nth &&
+		    load->incarnation == want->incarnation && !load->planned && !load->error.code &&
 		    view_equal(view_str(load->bundle), want->bundle)) {
 			load->refs++;
 			return load;
@@ -266,6 +296,7 @@ static struct cload *cload_obtain(struct cgroup *group, const struct msg_g_want 
 	waitplace_init(&load->changed);
 	load->version = want->version;
 	load->nth = want->nth;
+	load->incarnation = want->incarnation;
 	load->bundle = view_dup(want->bundle);
 	list_init(&load->link);
 	if (!load->bundle) {
@@ -459,6 +490,9 @@ static int serve_want(void *arg, const char *from, struct view body, uint64_t de
 				 "group %.*s: its incarnation %" PRIu64 " is over, or has another coordinator",
 				 (int)want.group.len, want.group.ptr, want.incarnation);
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(found);
+	r = coordinator_whole(group, e); /* it would wait for a rank that never asks */
+	if (r)
+		return r;
 	_cleanup_(cleanup_cload_put) struct cload *load = cload_obtain(group, &want);
 	r = load ? add_node(load, from, &want) : -ENOMEM;
 	if (r)
@@ -472,18 +506,31 @@ static int serve_want(void *arg, const char *from, struct view body, uint64_t de
 	return r ? r : encode_steps(load, from, answer);
 }
 
+static void cload_fail(struct cload *load, int code, const char *words)
+{
+	if (load->planned || load->error.code)
+		return;
+	(void)error_set(&load->error, code, "%s", words);
+	wake_all(&load->changed);
+}
+
 void load_rank_lost(struct cgroup *group, uint32_t rank, const char *words)
 {
+	char text[ERROR_TEXT_MAX];
+
 	list_each(node, &group->loads) {
 		struct cload *load = list_entry(node, struct cload, link);
 
-		if (load->planned || load->error.code)
-			continue;
-		(void)error_set(&load->error, -ERR_ERANK,
-				"rank %u: %.300s; it had not asked for its part of version %" PRIu64, rank, words,
-				load->version);
-		wake_all(&load->changed);
+		snprintf(text, sizeof(text), "rank %u: %.300s; it had not asked for its part of version %" PRIu64, rank,
+			 words, load->version);
+		cload_fail(load, -ERR_ERANK, text);
 	}
+}
+
+void load_abandon_all(struct cgroup *group, int code, const char *words)
+{
+	list_each(node, &group->loads)
+		cload_fail(list_entry(node, struct cload, link), code, words);
 }
 
 void load_serve(struct groups *groups)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "group/inside.h"
+#include "group/load.h"
 
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation)
 {
@@ -153,6 +153,7 @@ static void add_rank(struct mgroup *group, struct rank *rank)
 	}
 	list_insert(at, &rank->link);
 	group->n_ranks++;
+	group->n_gone -= group->n_gone > 0;
 }
 
 struct note {
@@ -278,7 +279,9 @@ void group_leave(struct rank *rank, const char *words)
 	CHECK_MAGIC(rank, RANK_MAGIC);
 	list_remove(&rank->link);
 	rank->group->n_ranks--;
+	rank->group->n_gone++;
 	member_rank_left(rank, words);
+	mload_rank_left(rank, words);
 	tell_lost(rank->group->groups, rank->group->coordinator,
 		  &(struct msg_g_lost){ .tenant = view_str(rank->group->tenant),
 					.group = view_str(rank->group->name),

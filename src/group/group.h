@@ -1,6 +1,6 @@
 /*
  * group/group.h: grouped saves and loads, as the doors see them. START READING HERE; then save.c (the coordinator's itinerary),
- * member.c (a node's part in it), load.c.
+ * member.c (a node's part in it), gather.c and reader.c (loads).
  *
  * A group is the ranks of one job. Each rank is a client of its node's daemon (the *member* side); one daemon, the one that holds
  * the group's lease, is its *coordinator*. Member and coordinator talk by cluster calls only, also when they are the same daemon.

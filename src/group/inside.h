@@ -29,13 +29,13 @@ struct groups {
 	struct peer_watch watch;
 };
 
-/* ---- group.c: keys -------------------------------------------------------------------------------------------------- */
+/* ---- group.c: keys, notes -------------------------------------------------------------------------------------------------- */
 
 /* tenant 0 group [0 incarnation]: appended to @out. */
+int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
 int step_key(struct buf *out, struct view bundle, uint64_t step); /* bundle 0 step */
 /* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. */
 void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
-int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
 
 /* ---- coordinator.c --------------------------------------------------------------------------------------------------- */
 
@@ -75,6 +75,8 @@ void cgroup_put(struct cgroup *group); /* accepts NULL */
 
 void coordinator_serve(struct groups *groups); /* registers the calls that members make */
 struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation);
+/* 0, or -ERR_ERANK naming a rank of the run that is gone: what waits for all of them would wait in vain. */
+int coordinator_whole(const struct cgroup *group, struct error *e);
 void coordinator_stop(struct groups *groups);
 /* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. */
 int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
@@ -144,13 +146,13 @@ struct mgroup {
 	char *tenant, *name, *coordinator;
 	struct buf key;
 	uint64_t incarnation, epoch;
-	struct list ranks; /* struct rank, in order of their numbers */
-	uint32_t n_ranks;
-	struct list saves;     /* struct msave */
-	struct map structures; /* struct structure by bundle and rank */
-	struct map parts;      /* struct part by bundle: the node's part of the last plan */
-	struct map abandoned;  /* words by step: a rank here took its part back before all had offered */
-	struct list loads;     /* struct mload */
+	struct list ranks;	  /* struct rank, in order of their numbers */
+	uint32_t n_ranks, n_gone; /* here; gone, and not joined again */
+	struct list saves;	  /* struct msave */
+	struct map structures;	  /* struct structure by bundle and rank */
+	struct map parts;	  /* struct part by bundle: the node's part of the last plan */
+	struct map abandoned;	  /* words by step: a rank here took its part back before all had offered */
+	struct list loads;	  /* struct mload */
 };
 void mgroup_put(struct mgroup *group); /* accepts NULL */
 
@@ -210,6 +212,9 @@ struct csave {
 /* Opens the slot, has the packs uploaded, publishes. From SAVE_STAGED to SAVE_DURABLE. */
 int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e);
 
-/* ---- load.c ------------------------------------------------------------------------------------------------------------ */
-void load_serve(struct groups *groups);
+/* ---- gather.c ---------------------------------------------------------------------------------------------------------- */
+
+void load_serve(struct groups *groups); /* registers the call that members make */
+/* Ends the loads of @group that have no plan yet. */
 void load_rank_lost(struct cgroup *group, uint32_t rank, const char *words);
+void load_abandon_all(struct cgroup *group, int code, const char *words);

@@ -20,7 +20,8 @@ struct mload {
 	uint32_t *source; /* per block: into nodes, or LOAD_STORE */
 	char (*nodes)[NODE_NAME_MAX + 1];
 	size_t n_nodes;
-	bool answered;
+	bool asked;	    /* all local ranks have said it, the coordinator is asked */
+	bool answered;	    /* or it failed */
 	struct error error; /* code 0: none */
 	struct waitplace changed;
 };
@@ -28,6 +29,8 @@ struct mload {
 /* Adds a rank's needs; the last local rank's call sends them to the coordinator. */
 int mload_join(struct rank *rank, struct version *version, const uint32_t *blocks, size_t n, struct mload **ret,
 	       struct error *e);
+/* Loads that @rank's node has not asked for yet will never be complete: they fail, naming it. */
+void mload_rank_left(const struct rank *rank, const char *words);
 /* Waits for the coordinator's answer. */
 int mload_wait(struct mload *load, uint64_t deadline_ns, struct error *e);
 /* The node to ask for the block, NULL: the store. */

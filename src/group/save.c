@@ -764,11 +764,7 @@ static int check_offer(const struct cgroup *group, const struct msg_g_offer *off
 		return error_set(e, -EINVAL, "%u copies: 1 to %d are possible", offer->copies, PLAN_COPIES_MAX);
 	if (offer->policy != POLICY_WAIT)
 		return error_set(e, -EINVAL, "policy %u is not known; this version has only \"wait\"", offer->policy);
-	for (uint32_t rank = 0; rank < group->size; rank++)
-		if (group->ranks[rank].presence == RANK_LOST)
-			return error_set(e, -ERR_ERANK, "rank %u on node %s is gone: a new run must join", rank,
-					 group->ranks[rank].node);
-	return 0;
+	return coordinator_whole(group, e);
 }
 
 static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, struct csave **ret, struct error *e)
