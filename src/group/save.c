@@ -508,6 +508,23 @@ static size_t list_nodes(const struct csave *save, const char **names)
 	return n;
 }
 
+/* Tells those that have not answered yet: the first *@left of @calls, in which order ever. */
+static void tell_once(struct groups *groups, struct fan_call *calls, size_t *left)
+{
+	size_t silent = 0;
+
+	fan_tell(groups, MSG_G_STAGE, calls, *left, env_in_ms(groups->env, SETTLE_MS));
+	for (size_t i = 0; i < *left; i++) {
+		struct fan_call call = calls[i];
+
+		if (call.result != -ETIMEDOUT)
+			continue;
+		calls[i] = calls[silent];
+		calls[silent++] = call;
+	}
+	*left = silent;
+}
+
 static int tell_stage(struct csave *save, enum save_state stage, int code, const char *words, bool must,
 		      struct error *e)
 {
@@ -525,7 +542,7 @@ static int tell_stage(struct csave *save, enum save_state stage, int code, const
 				    .code = (uint32_t)-code,
 				    .words = view_str(words),
 				    .version = save->version };
-	size_t n = names ? list_nodes(save, names) : 0;
+	size_t n = names ? list_nodes(save, names) : 0, left = n;
 	struct fan_call *calls = fan_new(n);
 	int r = names && calls ? collect_stats(save, &stats) : -ENOMEM;
 
@@ -536,21 +553,8 @@ static int tell_stage(struct csave *save, enum save_state stage, int code, const
 	}
 	if (!r && must)
 		r = fan_out(groups, MSG_G_STAGE, calls, n, env_in_ms(groups->env, SETTLE_MS), e);
-	for (int attempt = 0; !r && !must && n && attempt < TELL_ATTEMPTS; attempt++) {
-		size_t kept = 0;
-
-		fan_tell(groups, MSG_G_STAGE, calls, n, env_in_ms(groups->env, SETTLE_MS));
-		for (size_t i = 0; i < n; i++) {
-			bool again = calls[i].result == -ETIMEDOUT;
-			struct fan_call call = calls[i];
-
-			calls[i] = calls[kept];
-			calls[kept] = call;
-			kept += again;
-		}
-		if (!kept)
-			break;
-	}
+	for (int attempt = 0; !r && !must && left && attempt < TELL_ATTEMPTS; attempt++)
+		tell_once(groups, calls, &left);
 	fan_free(calls, n);
 	list_buf_fini(&stats);
 	return r;
@@ -856,47 +860,60 @@ static void stop(struct csave *save, int code, const char *words)
 	nursery_cancel(&save->flow);
 }
 
+/* The ranks of a list that take_ranks() has taken whole have offered. The version's attributes are those of rank 0. */
+static int count_ranks(struct csave *save, const struct msg_g_offer *offer)
+{
+	struct list_view ranks = offer->ranks;
+	struct elem_rank_offer rank;
+	int r = 0;
+
+	while (!r && elem_rank_offer_next(&ranks, &rank) == 0) {
+		save->n_offered += !save->offered[rank.rank];
+		save->offered[rank.rank] = true;
+		if (rank.rank || save->attributes.len)
+			continue;
+		r = buf_append(&save->attributes, offer->attributes.bytes.ptr, offer->attributes.bytes.len);
+		save->n_attributes = r ? 0 : offer->attributes.count;
+	}
+	wake_all(&save->changed);
+	return r;
+}
+
+static int take_offer(struct csave *save, const struct msg_g_offer *offer, struct msg_save_reply *ret, struct error *e)
+{
+	bool need = false;
+
+	if (save->copies != offer->copies || save->policy != offer->policy || save->flags != offer->flags ||
+	    save->parent != offer->parent)
+		return error_set(e, -ERR_EMISMATCH,
+				 "node %.*s: copies, policy, hint or parent differ from those of other ranks",
+				 (int)offer->node.len, offer->node.ptr);
+	int r = take_ranks(save, offer, &need, e);
+	if (r)
+		return r;
+	ret->save_id = save->save_id;
+	ret->need_items = need;
+	return need ? 0 : count_ranks(save, offer);
+}
+
 int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg_save_reply *ret, struct error *e)
 {
 	struct csave *save = find_save(group, offer);
-	struct list_view ranks = offer->ranks;
-	struct elem_rank_offer rank;
-	bool need = false;
+	struct error words = { 0 };
 	int r = check_offer(group, offer, e);
 
 	if (!r && !save)
 		r = begin_save(group, offer, &save, e);
 	if (r)
 		return r;
-	if (save->copies != offer->copies || save->policy != offer->policy || save->flags != offer->flags ||
-	    save->parent != offer->parent) {
-		struct error words = { 0 };
-
-		r = error_set(&words, -ERR_EMISMATCH,
-			      "node %.*s: copies, policy, hint or parent differ from those of other ranks",
-			      (int)offer->node.len, offer->node.ptr);
-		stop(save, r, words.text); /* or the others would wait for this node until the deadline */
-		return error_set(e, r, "%s", words.text);
-	}
-	r = take_ranks(save, offer, &need, e);
-	if (r)
-		return r;
-	ret->save_id = save->save_id;
-	ret->need_items = need;
-	if (need)
+	r = take_offer(save, offer, ret, &words);
+	if (!r)
 		return 0;
-	while (elem_rank_offer_next(&ranks, &rank) == 0) {
-		save->offered[rank.rank] = true;
-		save->n_offered++;
-		if (rank.rank || save->attributes.len)
-			continue;
-		save->n_attributes = offer->attributes.count;
-		r = buf_append(&save->attributes, offer->attributes.bytes.ptr, offer->attributes.bytes.len);
-		if (r)
-			return r;
-	}
-	wake_all(&save->changed);
-	return 0;
+	if (!words.code)
+		(void)error_set(&words, r, "node %.*s: its offer: %s", (int)offer->node.len, offer->node.ptr,
+				error_meaning(r));
+	stop(save, r, words.text); /* or the others would wait for this node until the deadline */
+	return error_set(e, r, "%s", words.text);
 }
 
 /* ---- stopping ------------------------------------------------------------------------------------------------------- */
