@@ -2,10 +2,20 @@
 import errno
 import os
 import re
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
-from place import ROOT
+import decode
+from place import ROOT, Cluster
+
+sys.path.insert(0, str(ROOT / "python"))
+import forebay  # noqa: E402
 
 DOCS = ROOT / "docs"
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "ms": 1, "s": 1000}
@@ -98,3 +108,108 @@ def test_words_that_the_page_quotes_are_said_in_the_source():
     fragments = [f for f in fragments if len(f.split()) > 1]
     assert len(quoted) > 50 and len(fragments) > 50
     assert not [f for f in fragments if f not in said], [f for f in fragments if f not in said]
+
+
+# ---- formats.md -----------------------------------------------------------------------------------------------------------------
+
+RANKS = 3
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """Of every kind that the page tells apart: large, small, without bytes, without dimensions, equal, zero, of odd types."""
+    random = np.random.default_rng(1)
+    big = random.integers(0, 256, (6, 5, 4096), np.uint8)
+    return {
+        "big": big,
+        "big again": big.copy(),
+        "w": random.random((12, 10), np.float32),
+        "zeros": np.zeros((3, 70000), np.float32),
+        "half zeros": np.concatenate([np.zeros(8 << 20, np.uint8), random.integers(0, 256, 1000, np.uint8)]),
+        "mask": random.random(9) < 0.5,
+        "scalar": np.array(17, np.int64),
+        "nothing": np.zeros((0, 4), np.float16),
+        "cube": random.random((3, 6, 7)),
+        "ünïcode/name": np.arange(5, dtype=np.uint16),
+        **{f"small.{i:03}": random.random(i, np.float32) for i in range(40)},
+    }
+
+
+def columns(rank: int, n: int) -> slice:
+    return slice(n * rank // RANKS, n * (rank + 1) // RANKS)
+
+
+def save_by_ranks(cluster: Cluster, bundle: str, step: int, items: dict[str, np.ndarray]) -> int:
+    """Matrices cut by columns, cubes by their middle dimension, "small" ones held by every rank, the rest dealt out."""
+
+    def part(rank: int) -> int:
+        with forebay.connect(str(cluster.socket(rank % 2))) as session:
+            with session.join("documents", run=f"{bundle}:{step}", rank=rank, size=RANKS, timeout=30) as group:
+                with group.save(bundle, step=step, copies=2, attributes={"by": "a test"}) as save:
+                    for at, (name, value) in enumerate(items.items()):
+                        cut = columns(rank, value.shape[1]) if value.ndim > 1 else None
+                        if cut is not None:
+                            save.add(name, value[:, cut], shape=value.shape, start=(0, cut.start, 0)[: value.ndim])
+                        elif name.startswith("small") or at % RANKS == rank:
+                            save.add(name, value)
+                save.durable.wait(60)
+                return save.version
+
+    with ThreadPoolExecutor(RANKS) as ranks:
+        return set(ranks.map(part, range(RANKS))).pop()
+
+
+@pytest.fixture(scope="module")
+def store(running: Cluster) -> Path:
+    """A store in which all has happened that leaves something: saves, files, labels, a deletion, a save that failed."""
+    assert save_by_ranks(running, "ckpt/a.b", 1, arrays()) == 1
+    assert save_by_ranks(running, "ckpt/a.b", 2, {"w": np.ones(3)}) == 2
+    running.run("put", ".hidden/ü", ROOT / "docs" / "man", "--attribute", "k=v")
+    running.run("label", "ckpt/a.b", "prod/é", 2)
+    running.run("label", "ckpt/a.b", "prod/é", 1)
+    running.run("rm", "ckpt/a.b@2")
+    return running.folder / "store"
+
+
+def test_a_reader_made_from_the_page_gets_the_tensors_back(store):
+    version = decode.Version(store, "ckpt/a.b", 1)
+    assert (version.step, version.parent, version.attributes) == (1, 0, {"by": "a test"})
+    assert version.items.keys() == arrays().keys()
+    for name, value in arrays().items():
+        item = version.items[name]
+        assert (item.dtype, item.element_bits, item.shape) == (value.dtype.name, value.itemsize * 8, value.shape)
+        assert version.read(name) == value.tobytes(), name
+    assert len({piece.start for piece in version.items["cube"].pieces}) == RANKS
+    assert any(block.hole for block in version.blocks) and len(version.packs) == 2
+    assert version.stored_bytes < arrays()["big"].nbytes + (128 << 10)  # equal tensors once, zeros not at all
+
+
+def test_a_reader_made_from_the_page_gets_files_back(store):
+    version = decode.Version(store, ".hidden/ü", 1)
+    for path in (ROOT / "docs" / "man").iterdir():
+        assert version.read(path.name) == path.read_bytes()
+
+
+def test_the_page_explains_every_object_of_a_store(store):
+    base = "t/default/b/ckpt%2Fa.b"
+    found = decode.survey(store)
+    assert found["g/1"] == "generation 1" and found[f"{base}/v/{2:020}/root"] == "deleted of 2"
+    assert found[f"{base}/l/prod%2F%C3%A9/{2:020}"] == "label prod/é to 1"
+    assert not [key for key in found if key.startswith(f"{base}/v/{2:020}/") and key.endswith("-0")]
+    assert "t/default/b/%2Ehidden%2F%C3%BC/v/00000000000000000001/slot" in found
+    with pytest.raises(decode.Damage, match="deleted"):
+        decode.Version(store, "ckpt/a.b", 2)
+
+
+def test_a_reader_made_from_the_page_sees_every_flipped_bit(store, tmp_path):
+    random = Random(7)
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy, ignore=lambda folder, names: [n for n in names if n in ("ckpt%2Fa.b", ".tmp")])
+    objects = [path for path in sorted(copy.rglob("*")) if path.is_file() and path.name != "1"]  # generation 1 has no digest
+    places = [(path, at) for path in objects for at in random.sample(range(path.stat().st_size), 25)]
+    for path, at in places:
+        good = path.read_bytes()
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << random.randrange(8)]) + good[at + 1 :])
+        with pytest.raises(decode.Damage):
+            decode.describe(str(path.relative_to(copy)), path.read_bytes())
+        path.write_bytes(good)
+    assert len(objects) == 5 and decode.Version(copy, ".hidden/ü", 1).n_items > 10
