@@ -135,6 +135,9 @@ void root_object_fini(struct root_object *object);
 /* 0 also for ROOT_NONE; -ERR_EDAMAGED; errors of the store. @ret: zeroed or used before. */
 int root_read(struct bundles *bundles, const struct place *place, uint64_t number, struct root_object *ret,
 	      uint64_t deadline_ns, struct error *e);
+/* Where something lies for sure, or may: looks again until the store must show it. ROOT_NONE is then an answer all the same. */
+int root_read_known(struct bundles *bundles, const struct place *place, uint64_t number, struct root_object *ret,
+		    uint64_t deadline_ns, struct error *e);
 
 /* ---- rows.c: the index in the meta engine ---- */
 

@@ -9,6 +9,8 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
+#define LOOK_AGAIN_MS 200 /* for a root that the store does not show yet */
+
 int object_open(struct bundles *bundles, const char *key, size_t max, struct buf *bytes, struct record_head *ret_head,
 		struct view *ret_body, uint64_t deadline_ns, struct error *e)
 {
@@ -160,5 +162,19 @@ int root_read(struct bundles *bundles, const struct place *place, uint64_t numbe
 	r = decode_root(ret, place, number, body, e);
 	if (r)
 		(void)error_prefix(e, "%s", key);
+	return r;
+}
+
+int root_read_known(struct bundles *bundles, const struct place *place, uint64_t number, struct root_object *ret,
+		    uint64_t deadline_ns, struct error *e)
+{
+	uint64_t shown_ns = env_in_ms(bundles->env, BACKEND_NAME_LATE_MS);
+	int r = root_read(bundles, place, number, ret, deadline_ns, e);
+
+	while (!r && ret->state == ROOT_NONE && env_now(bundles->env) < shown_ns) {
+		r = fiber_sleep_until(env_in_ms(bundles->env, LOOK_AGAIN_MS));
+		if (!r)
+			r = root_read(bundles, place, number, ret, deadline_ns, e);
+	}
 	return r;
 }

@@ -11,8 +11,6 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-#define LOOK_AGAIN_MS 200 /* for a root that the store does not show yet */
-
 int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend,
 		struct bundles **ret)
 {
@@ -173,14 +171,8 @@ static int open_root(struct bundles *bundles, const struct place *place, uint64_
 		     struct version **ret, uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
-	uint64_t shown_ns = env_in_ms(bundles->env, indexed ? BACKEND_NAME_LATE_MS : 0);
-	int r = root_read(bundles, place, number, &object, deadline_ns, e);
+	int r = (indexed ? root_read_known : root_read)(bundles, place, number, &object, deadline_ns, e);
 
-	while (!r && object.state == ROOT_NONE && env_now(bundles->env) < shown_ns) {
-		r = fiber_sleep_until(env_in_ms(bundles->env, LOOK_AGAIN_MS));
-		if (!r)
-			r = root_read(bundles, place, number, &object, deadline_ns, e);
-	}
 	if (r)
 		return r;
 	if (object.state == ROOT_DELETED)

@@ -51,7 +51,7 @@ static int put_segment(struct bundles *bundles, const char *key, const struct se
 
 	if (r != BACKEND_EXISTS)
 		return r;
-	r = backend_read(bundles->backend, key, RECORD_SEGMENT_MAX, &there, deadline_ns, e); /* of a try before */
+	r = backend_read_known(bundles->backend, key, RECORD_SEGMENT_MAX, &there, deadline_ns, e); /* of a try before */
 	if (r)
 		return r;
 	if (!view_equal(view_buf(&there), view_buf(&segment->object)))
@@ -78,10 +78,13 @@ static int settle_root(struct bundles *bundles, const struct place *place, const
 		       uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
-	int r = root_read(bundles, place, version->number, &object, deadline_ns, e);
+	int r = root_read_known(bundles, place, version->number, &object, deadline_ns, e);
 
 	if (r)
 		return r;
+	if (object.state == ROOT_NONE)
+		return error_set(e, -EAGAIN, "the root of version %" PRIu64 " is taken, and the store does not show it",
+				 version->number);
 	if (object.head.save_id == version->save_id && object.head.epoch == version->epoch &&
 	    (object.state == ROOT_PUBLISHED || object.state == ROOT_DELETED))
 		return 0; /* deleted: it was published, and then somebody deleted it */

@@ -139,11 +139,14 @@ static int burn_lost(struct bundles *bundles, const struct place *place, uint64_
 		     struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
-	int r = root_read(bundles, place, number, &object, deadline_ns, e);
+	int r = root_read_known(bundles, place, number, &object, deadline_ns, e);
 
-	if (r)
+	if (r || object.state == ROOT_BURNED)
 		return r;
-	return object.state == ROOT_BURNED ? 0 : error_set(e, -EEXIST, "version %" PRIu64 " is published", number);
+	if (object.state == ROOT_NONE) /* not "published": that could be a tombstone, and then a save was lost */
+		return error_set(e, -EAGAIN, "the root of version %" PRIu64 " is taken, and the store does not show it",
+				 number);
+	return error_set(e, -EEXIST, "version %" PRIu64 " is published", number);
 }
 
 int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadline_ns, struct error *e)
