@@ -442,10 +442,9 @@ static int on_damage(void *arg, const char *object, struct view item, uint64_t b
 	const struct elem_damage last = { .block = UINT64_MAX,
 					  .words = view_str("there is more damage than can be told here") };
 
-	if (damages->count < DAMAGES_MAX)
-		return elem_damage_append(damages, &elem);
-	elem_damage_append(damages, &last);
-	return 1;
+	if (damages->count > DAMAGES_MAX)
+		return 0; /* said already */
+	return elem_damage_append(damages, damages->count < DAMAGES_MAX ? &elem : &last);
 }
 
 static int on_verify(struct session *session, const struct request *request, struct buf *answer, struct error *e)
