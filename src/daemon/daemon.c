@@ -37,7 +37,9 @@ int daemon_ready(const struct daemon *daemon, struct error *e)
 {
 	if (daemon->joined)
 		return 0;
-	return error_set(e, daemon->why.code ? daemon->why.code : -EAGAIN,
+	/* other codes would be taken for an answer: a version that the engine does not know yet is not absent */
+	bool own = daemon->why.code == -ERR_EREBUILD || daemon->why.code == -ERR_EVERSION;
+	return error_set(e, own ? daemon->why.code : -EAGAIN,
 			 "this node has not joined its cluster yet: %s",
 			 daemon->why.code ? daemon->why.text : "it is just starting");
 }

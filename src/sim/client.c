@@ -163,6 +163,7 @@ int client_call(struct client *c, enum msg_type type, struct buf *body, int r, u
 	struct core_call *call = NULL;
 
 	CHECK(!r);
+	c->asked_ns = env_now(c->env);
 	r = core_call_start(c->core, type, view_buf(body), deadline_ms, NULL, &call, NULL);
 	buf_fini(body);
 	if (r)
@@ -311,7 +312,7 @@ int client_read(struct client *c, unsigned bundle, const char *spec)
 	_cleanup_(buf_fini) struct buf answer = { 0 };
 	struct msg_open_reply open;
 	int r = client_open(c, bundle, spec, 0, &answer, &open);
-	const struct attempt *a = r ? NULL : truth_seen(c->h, bundle, open.number, open.step, open.attributes);
+	const struct attempt *a = r ? NULL : truth_seen(c, bundle, open.number, open.step, open.attributes);
 
 	if (!a)
 		return r ? r : -EPROTO;
@@ -332,7 +333,7 @@ struct promised { /* when a list was asked for */
 static void note_version(struct client *c, unsigned bundle, const struct elem_version *v, struct promised *promised,
 			 unsigned n, struct buf *text)
 {
-	struct attempt *a = truth_seen(c->h, bundle, v->number, v->step, v->attributes);
+	struct attempt *a = truth_seen(c, bundle, v->number, v->step, v->attributes);
 
 	for (unsigned i = 0; a && i < n; i++)
 		promised[i].listed |= promised[i].a == a;

@@ -132,6 +132,16 @@ static void node_end(struct node *n)
 	n->daemon = NULL;
 }
 
+/* What a rebuild is for. Until one has come to its end, each start asks for it. */
+static void lose_engine(struct history *h)
+{
+	history_deed(h, DEED_ENGINE_LOST);
+	world_tell(h->world, NULL, "the engine loses all");
+	model_records_free(h->engine);
+	h->engine = model_records_new(h->world);
+	h->nodes[0].rebuild = true;
+}
+
 /* Lives until cancelled: starts the daemon, buries it when it was killed, starts the next one after a while. */
 static int node_live(void *arg)
 {
@@ -152,8 +162,11 @@ static int node_live(void *arg)
 			r = wait_at(&n->place, FOREVER);
 		if (r && n->daemon && !sim_env(n->env)->dead)
 			history_deed(h, DEED_NODE_STOPPED);
+		n->rebuild &= !n->daemon || daemon_ready(n->daemon, NULL) != 0;
 		node_end(n);
 		world_kill(n->env, DEATH_PROCESS);
+		if (!r && n->number == 0 && world_random(h->world, 8) == 0)
+			lose_engine(h);
 		if (!r && !h->healed)
 			r = history_sleep(h, AWAY_MS);
 	}
@@ -387,7 +400,7 @@ static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
 		r = client_read(c, bundle, spec);
 		bool absent = r == -ENOENT || r == -ERR_EDELETED;
 		if (absent && a->dying) {
-			a->gone = true;
+			a->gone_ns = h->world->now_ns;
 			r = 0;
 			continue;
 		}
@@ -516,19 +529,14 @@ static void rot_pack(struct history *h)
 	person_gone(person);
 }
 
-static int lose_engine(struct history *h)
+/* Makes the index anew, from nothing. */
+static int rebuild(struct history *h)
 {
-	history_deed(h, DEED_ENGINE_LOST);
-	world_tell(h->world, NULL, "the engine loses all");
 	nursery_fini(&h->flows);
 	nursery_init(&h->flows, h->world->loop);
-	model_records_free(h->engine);
-	h->engine = model_records_new(h->world);
-	h->nodes[0].rebuild = true;
+	lose_engine(h);
 	start_nodes(h);
-	int r = wait_ready(h);
-	h->nodes[0].rebuild = false;
-	return r;
+	return wait_ready(h);
 }
 
 static int judge_all(struct history *h)
@@ -548,7 +556,7 @@ static int judge_all(struct history *h)
 	if (!r)
 		r = judge(h, 0, &before);
 	if (!r)
-		r = lose_engine(h);
+		r = rebuild(h);
 	if (!r)
 		r = judge(h, (unsigned)world_random(h->world, h->n_nodes), &after);
 	if (!r && !view_equal(view_buf(&before), view_buf(&after)))

@@ -59,6 +59,7 @@ enum deed {
 };
 
 struct history;
+struct client;
 
 struct coverage {
 	uint64_t moves[SAVE_STATES][SAVE_STATES], points[POINTS], deeds[DEEDS], faults[FAULTS];
@@ -76,7 +77,8 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	uint64_t version;   /* 0: not known to be published */
 	bool durable;	    /* somebody was told so */
 	bool shown;	    /* somebody saw it */
-	bool dying, gone;   /* deletion was asked for; has been confirmed */
+	bool dying;	    /* deletion was asked for */
+	uint64_t gone_ns;   /* when it was confirmed; 0: it was not */
 	bool wanted;	    /* ranks are about to load it: nobody deletes it */
 	bool rotten;	    /* a stored byte was changed */
 };
@@ -100,8 +102,8 @@ unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t 
 uint64_t truth_bytes(const struct item *item, const struct box *box);
 void truth_fill(const struct attempt *a, const struct item *item, const struct box *box, uint32_t rank, uint8_t *bytes);
 bool truth_equals(const struct attempt *a, const struct item *item, const struct box *box, const uint8_t *bytes);
-/* Somebody learned of a version: the attempt that it is, or NULL after saying what is wrong. */
-struct attempt *truth_seen(struct history *h, unsigned bundle, uint64_t number, uint64_t step,
+/* The client learned of a version by its last call: the attempt that it is, or NULL after saying what is wrong. */
+struct attempt *truth_seen(struct client *c, unsigned bundle, uint64_t number, uint64_t step,
 			   struct list_view attributes);
 void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable);
 
@@ -116,6 +118,7 @@ struct client {
 	struct nursery nursery;
 	struct arena arenas[4];
 	unsigned n_arenas;
+	uint64_t asked_ns; /* when its last call began */
 };
 /* Connects to a node and greets: 0, or why not. Either way end it. */
 int client_begin(struct client *c, struct history *h, struct env *env, const char *address);

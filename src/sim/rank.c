@@ -275,7 +275,7 @@ static int load_step(struct rank *k, const struct attempt *a)
 	int r = client_open(&k->client, a->bundle, number, core_group_handle(k->group), &answer, &open);
 	if (r)
 		return a->dying ? 0 : r;
-	if (truth_seen(k->job->h, a->bundle, open.number, open.step, open.attributes) != a)
+	if (truth_seen(&k->client, a->bundle, open.number, open.step, open.attributes) != a)
 		return -EPROTO;
 	r = client_load(&k->client, k->group, open.handle, a, k->number, k->job->n_ranks);
 	return r && a->dying ? 0 : r;
@@ -439,7 +439,7 @@ static int open_label(struct client *c, unsigned bundle)
 	struct msg_open_reply open;
 	int r = client_open(c, bundle, label_names[label], 0, &answer, &open);
 
-	if (!r && truth_seen(c->h, bundle, open.number, open.step, open.attributes) &&
+	if (!r && truth_seen(c, bundle, open.number, open.step, open.attributes) &&
 	    !may_have(c->h, bundle, label, open.number))
 		history_fail(c->h, "label %s of %s leads to version %" PRIu64 ", to which it was never set",
 			     label_names[label], bundle_names[bundle], open.number);
@@ -460,7 +460,7 @@ static int delete_one(struct client *c, struct attempt *a)
 	a->dying = true;
 	int r = client_call(c, MSG_DELETE, &body, msg_delete_encode(&m, &body), CALL_MS, NULL);
 	if (!r) {
-		a->gone = true;
+		a->gone_ns = c->h->world->now_ns;
 		history_deed(c->h, DEED_VERSION_DELETED);
 	}
 	if (r == -EBUSY)

@@ -224,9 +224,10 @@ void truth_published(struct history *h, struct attempt *a, uint64_t number, bool
 	a->durable |= durable;
 }
 
-struct attempt *truth_seen(struct history *h, unsigned bundle, uint64_t number, uint64_t step,
+struct attempt *truth_seen(struct client *c, unsigned bundle, uint64_t number, uint64_t step,
 			   struct list_view attributes)
 {
+	struct history *h = c->h;
 	struct elem_attribute attribute;
 	unsigned id = 0;
 
@@ -240,7 +241,7 @@ struct attempt *truth_seen(struct history *h, unsigned bundle, uint64_t number, 
 			     bundle_names[bundle], step, id);
 		return NULL;
 	}
-	if (a->gone)
+	if (a->gone_ns && a->gone_ns < c->asked_ns)
 		history_fail(h, "version %" PRIu64 " of %s was deleted, and is seen", number, bundle_names[bundle]);
 	truth_published(h, a, number, false);
 	a->shown = true;
