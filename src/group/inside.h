@@ -82,7 +82,7 @@ void coordinator_stop(struct groups *groups);
 int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
 		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e);
 
-/* ---- save.c: the coordinator's itinerary ----------------------------------------------------------------------------- */
+/* ---- recipe.c -------------------------------------------------------------------------------------------------------- */
 
 /* What a save's structure comes to; kept for the next save of the same structure. Counted; immutable once planned. */
 struct recipe {
@@ -105,15 +105,6 @@ int recipe_set_nodes(struct recipe *recipe, const struct crank *ranks, const str
 uint64_t recipe_structure(const struct recipe *recipe);
 /* Catalog and plan, on a worker; waits. Errors name items and ranks. */
 int recipe_make(struct env *env, struct recipe *recipe, struct error *e);
-
-int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code, const char *words);
-int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg_save_reply *ret, struct error *e);
-/* Fails the saves of @group that need @rank and have not captured it. */
-void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words);
-void save_node_lost(struct groups *groups, const char *node);
-/* Stops saves that are not captured yet, or all. */
-void save_abandon_all(struct cgroup *group, int code, const char *words, bool captured_too);
-void steps_fini(struct map *steps);
 
 /* ---- fan.c: one call to many nodes ------------------------------------------------------------------------------------- */
 
@@ -171,7 +162,7 @@ void member_rank_left(struct rank *rank, const char *words);
 void member_coordinator_lost(struct groups *groups, const char *node);
 void member_stop(struct groups *groups);
 
-/* ---- publish.c ----------------------------------------------------------------------------------------------------------- */
+/* ---- a save, as the coordinator knows it --------------------------------------------------------------------------------- */
 
 /* What the nodes reported of one block of the plan. */
 struct block_report {
@@ -209,6 +200,37 @@ struct csave {
 	uint64_t version, sent_bytes, stored_bytes, diverged_blocks, hole_bytes;
 	uint64_t begun_ns, at_ns[SAVE_STATES]; /* when it entered each state */
 };
+void csave_put(struct csave *save); /* accepts NULL */
+
+/* ---- offer.c: how saves begin, and what stops them ------------------------------------------------------------------------ */
+
+int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg_save_reply *ret, struct error *e);
+/* A rank cancelled it, maybe before anybody offered. Too late once all have captured: -EALREADY. */
+int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code, const char *words);
+/* Fails the saves of @group that need @rank and have not captured it. */
+void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words);
+void save_node_lost(struct groups *groups, const char *node);
+/* Stops saves that are not captured yet, or all. */
+void save_abandon_all(struct cgroup *group, int code, const char *words, bool captured_too);
+void save_mark_failed(const struct csave *save); /* ranks that come to its step later are told why it failed */
+void steps_fini(struct map *steps);
+
+/* ---- save.c: the itinerary ----------------------------------------------------------------------------------------------- */
+
+int save_life(void *arg); /* a fiber: the whole life of a struct csave, whose reference it takes over */
+/* Does @node, of the recipe, have ranks or hold something? The others never hear of the save. */
+bool save_takes_part(const struct csave *save, size_t node);
+
+/* ---- tell.c ---------------------------------------------------------------------------------------------------------------- */
+
+/*
+ * Tells every node that takes part that the save has come to @stage, or with @code how it ended. @must: a node that does not answer
+ * fails it; else it is tried some times, and the others are told all the same.
+ */
+int save_tell(struct csave *save, enum save_state stage, int code, const char *words, bool must, struct error *e);
+
+/* ---- publish.c ------------------------------------------------------------------------------------------------------------- */
+
 /* Opens the slot, has the packs uploaded, publishes. From SAVE_STAGED to SAVE_DURABLE. */
 int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e);
 
