@@ -3,6 +3,7 @@ import errno
 import os
 import re
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import decode
-from place import ROOT, Cluster
+from place import FOREBAY, ROOT, Cluster
 
 sys.path.insert(0, str(ROOT / "python"))
 import forebay  # noqa: E402
@@ -213,3 +214,62 @@ def test_a_reader_made_from_the_page_sees_every_flipped_bit(store, tmp_path):
             decode.describe(str(path.relative_to(copy)), path.read_bytes())
         path.write_bytes(good)
     assert len(objects) == 5 and decode.Version(copy, ".hidden/ü", 1).n_items > 10
+
+
+# ---- tour.md --------------------------------------------------------------------------------------------------------------------
+
+TOUR = page("tour.md")
+TOUR_LIMIT_S = 200
+END_OF_COMMAND = "\x01"  # no output has it
+
+
+def tour_steps() -> list[tuple[str, str]]:
+    """Commands and the output that the page shows, in the page's order."""
+    steps = []
+    for block in re.findall(r"^```console\n(.*?)^```", TOUR, re.M | re.S):
+        assert block.startswith("$ ")
+        for step in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, output = step.partition("\n")
+            steps.append((command, output))
+    return steps
+
+
+def looks_like(shown: str, output: str) -> bool:
+    """Whether `output` is what the page shows: "..." stands for anything; blanks count as one, those at ends of lines not at all."""
+    shown, output = (re.sub(r" +", " ", re.sub(r" +$", "", text, flags=re.M)).strip() for text in (shown, output))
+    return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), output, re.S) is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "same"),
+    [("a ... c", "a b c", True), ("a  b", "a      b", True), ("a\n...\nd\n", "a\nb\nc\nd\n", True), ("a", "ab", False),
+     ("a\n", "", False), ("", "a", False), ("", "", True)],
+)  # fmt: skip
+def test_outputs_are_compared_as_the_tour_says(shown, output, same):
+    assert looks_like(shown, output) == same
+
+
+def test_the_tour_can_be_walked(make_folder):
+    folder = make_folder()
+    for name, program in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", TOUR, re.M | re.S):
+        (folder / name).write_text(program)
+    steps = tour_steps()
+    script = "".join(f"{command}\nprintf '{END_OF_COMMAND}%d{END_OF_COMMAND}' $?\n" for command, _ in steps)
+    path = f"{FOREBAY.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    try:
+        result = subprocess.run(
+            ["bash", "-c", script], cwd=folder, env=environment, timeout=TOUR_LIMIT_S, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+    finally:
+        Cluster(folder / "fb").end()
+    parts = result.stdout.split(END_OF_COMMAND)
+    answers = list(zip(parts[0::2], parts[1::2]))
+    assert len(steps) > 50 and len(answers) == len(steps)
+    wrong = [
+        f"$ {command}\n{output}[exit {status}]\n--- the page shows\n{shown}"
+        for (command, shown), (output, status) in zip(steps, answers)
+        if status != "0" or not looks_like(shown.replace("/tmp/tour", str(folder)), output)
+    ]
+    assert not wrong, "\n".join(wrong)
