@@ -1,9 +1,8 @@
 /*
- * forebay-sim: runs histories of a simulated cluster, each from its seed and each in a process of its own, so that a crash is one
- * seed's failure. A sample of the seeds runs twice, the second time in a program started anew, and must give the same hash.
+ * forebay-sim: runs histories of a simulated cluster, each from its seed and in a process of its own, so that a crash is one seed's
+ * failure. One seed in AGAIN_EVERY runs in a second process, whose memory lies elsewhere, and must give the same hash.
  */
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,145 +12,107 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "base/error.h"
-#include "sim/history.h"
+#include "sim/history_suite.h"
 
-#define AGAIN_EVERY   10  /* seeds: one of so many runs twice */
+#define AGAIN_EVERY   10
 #define COMPLETE_FROM 200 /* seeds: with so many everything must have been reached */
 #define SECONDS_MAX   120 /* of one seed, else it hangs */
 #define WORKERS_MAX   64
 #define FAILURES_MAX  20 /* that are printed */
 
 struct outcome {
-	bool ended;
 	uint64_t hash, again;
 	char failure[512];
-	struct coverage coverage;
+	struct coverage coverage, again_coverage;
 };
 
 struct options {
 	uint64_t seed, seeds;
-	bool one, trace, every;
-	int into;	/* the second process: the table's descriptor, */
-	uint64_t place; /* and the row there */
+	bool one, trace;
 };
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
 {
 	struct options *o = state->input;
 
-	switch (key) {
-	case 's':
+	if (key == 's' || key == 'f')
 		o->seed = strtoull(arg, NULL, 0);
-		o->seeds = 1;
-		o->one = true;
-		return 0;
-	case 'f':
-		o->seed = strtoull(arg, NULL, 0);
-		return 0;
-	case 'n':
+	else if (key == 'n')
 		o->seeds = strtoull(arg, NULL, 0);
-		return 0;
-	case 't':
-		o->trace = true;
-		return 0;
-	case 'e':
-		o->every = true;
-		return 0;
-	case 'i':
-		o->into = (int)strtol(arg, &arg, 0);
-		o->place = strtoull(arg + 1, NULL, 0);
-		return 0;
-	default:
+	else if (key != 't')
 		return ARGP_ERR_UNKNOWN;
-	}
+	o->one |= key == 's';
+	o->trace |= key == 't';
+	return 0;
 }
 
 static const struct argp_option option_table[] = {
 	{ "seed", 's', "SEED", 0, "Run the history of this seed alone", 0 },
 	{ "seeds", 'n', "N", 0, "Run N histories (200)", 0 },
 	{ "from", 'f', "SEED", 0, "The first of them (0)", 0 },
-	{ "trace", 't', NULL, 0, "Print the story", 0 },
-	{ "every", 'e', NULL, 0, "Run every seed twice, not one in ten", 0 },
-	{ "into", 'i', "FD:ROW", OPTION_HIDDEN, "Where the hash of a second run goes", 0 },
+	{ "trace", 't', NULL, 0, "Print the story of one seed", 0 },
 	{ 0 },
 };
 static const struct argp argp = { option_table, parse_option, NULL, "Simulates Forebay.", NULL, NULL, NULL };
 
-static struct outcome *map_table(int fd, uint64_t n)
+/* Job numbers below @seeds are first runs, the others second ones. Ends the process. */
+static void run_child(const struct options *o, struct outcome *table, uint64_t job)
 {
-	void *table = mmap(NULL, n * sizeof(struct outcome), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-	CHECK(table != MAP_FAILED);
-	return table;
-}
-
-/* What a child does with job number @job: below @seeds the first run of a seed, from there on the second one. */
-static void run_child(const struct options *o, struct outcome *table, int fd, uint64_t job)
-{
-	uint64_t seed = o->seed + job % o->seeds;
 	struct outcome *outcome = &table[job % o->seeds];
+	bool again = job >= o->seeds;
+	char failure[sizeof(outcome->failure)];
 
 	alarm(SECONDS_MAX);
-	if (job < o->seeds) {
-		(void)history_run(seed, NULL, &outcome->coverage, &outcome->hash, outcome->failure);
-		outcome->ended = true;
-		exit(0); /* a leak fails the seed */
-	}
-	char number[24], into[40];
-	snprintf(number, sizeof(number), "%" PRIu64, seed);
-	snprintf(into, sizeof(into), "%d:%" PRIu64, fd, job - o->seeds);
-	execl("/proc/self/exe", "forebay-sim", "--seed", number, "--into", into, NULL);
-	_exit(127);
+	void *elsewhere = malloc(again ? 123456 : 1); /* moves all that comes after it */
+	(void)history_run(o->seed + job % o->seeds, NULL, again ? &outcome->again_coverage : &outcome->coverage,
+			  again ? &outcome->again : &outcome->hash, again ? failure : outcome->failure);
+	free(elsewhere);
+	exit(0); /* where a leak fails the seed */
 }
 
-static void reap(const struct options *o, struct outcome *table, pid_t *pids, uint64_t *jobs, unsigned n)
+static void reap(const struct options *o, struct outcome *table, pid_t *pids, const uint64_t *jobs)
 {
 	int status;
 	pid_t pid = wait(&status);
+	unsigned i = 0;
 
-	for (unsigned i = 0; i < n; i++) {
-		struct outcome *outcome = &table[jobs[i] % o->seeds];
-
-		if (pids[i] != pid)
-			continue;
-		pids[i] = 0;
-		if (status && !outcome->failure[0])
-			snprintf(outcome->failure, sizeof(outcome->failure), "%s run: %s %d",
-				 jobs[i] < o->seeds ? "the" : "the second", WIFSIGNALED(status) ? "signal" : "exit",
-				 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-	}
+	while (pids[i] != pid)
+		i++;
+	struct outcome *outcome = &table[jobs[i] % o->seeds];
+	pids[i] = 0;
+	if (status && !outcome->failure[0])
+		snprintf(outcome->failure, sizeof(outcome->failure), "its process ended with %s %d",
+			 WIFSIGNALED(status) ? "signal" : "status",
+			 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
 }
 
-static void run_all(const struct options *o, struct outcome *table, int fd)
+static void run_all(const struct options *o, struct outcome *table)
 {
-	uint64_t jobs[WORKERS_MAX], job = 0, every = o->every || o->one ? 1 : AGAIN_EVERY;
 	pid_t pids[WORKERS_MAX] = { 0 };
-	long cores = sysconf(_SC_NPROCESSORS_ONLN);
-	unsigned n = cores < 1 ? 1 : cores > WORKERS_MAX ? WORKERS_MAX : (unsigned)cores, running = 0;
+	uint64_t jobs[WORKERS_MAX];
+	long cores = sysconf(_SC_NPROCESSORS_ONLN), running = 0;
 
-	while (job < 2 * o->seeds || running) {
-		if (running == n || job >= 2 * o->seeds) {
-			reap(o, table, pids, jobs, n);
-			running--;
-			continue;
-		}
-		if (job >= o->seeds && (job - o->seeds) % every) {
-			job++;
-			continue;
-		}
+	cores = cores < 1 ? 1 : cores > WORKERS_MAX ? WORKERS_MAX : cores;
+	for (uint64_t job = 0; job < 2 * o->seeds; job++) {
 		unsigned at = 0;
+
+		if (job >= o->seeds && job % o->seeds % AGAIN_EVERY)
+			continue;
+		if (running == cores)
+			reap(o, table, pids, jobs), running--;
 		while (pids[at])
 			at++;
-		jobs[at] = job++;
+		jobs[at] = job;
 		fflush(NULL);
 		pids[at] = fork();
 		CHECK(pids[at] >= 0);
 		if (!pids[at])
-			run_child(o, table, fd, jobs[at]);
+			run_child(o, table, job);
 		running++;
 	}
-	for (uint64_t i = 0; i < o->seeds; i += every)
+	for (; running; running--)
+		reap(o, table, pids, jobs);
+	for (uint64_t i = 0; i < o->seeds; i += AGAIN_EVERY)
 		if (!table[i].failure[0] && table[i].hash != table[i].again)
 			snprintf(table[i].failure, sizeof(table[i].failure), "a second process tells another story");
 }
@@ -168,27 +129,20 @@ static unsigned print_coverage(const struct coverage *c)
 	unsigned missing = 0;
 	char name[64];
 
-	for (int from = 0; from < SAVE_STATES; from++) {
-		for (int to = 0; to < SAVE_STATES; to++) {
-			if (!save_state_may_move(from, to))
-				continue;
-			snprintf(name, sizeof(name), "%s > %s", save_state_name(from), save_state_name(to));
+	for (int i = 0; i < SAVE_STATES * SAVE_STATES; i++) {
+		enum save_state from = (enum save_state)(i / SAVE_STATES), to = (enum save_state)(i % SAVE_STATES);
+
+		snprintf(name, sizeof(name), "%s > %s", save_state_name(from), save_state_name(to));
+		if (save_state_may_move(from, to))
 			missing += print_row("move", name, c->moves[from][to], "");
-		}
 	}
 	for (int i = 0; i < POINTS; i++)
-		missing += print_row("point", point_name(i), c->points[i], "");
+		missing += print_row("point", point_name((enum point)i), c->points[i], "");
 	for (int i = 0; i < FAULTS; i++)
 		missing += print_row("fault", fault_names[i], c->faults[i], fault_texts[i]);
 	for (int i = 0; i < DEEDS; i++)
 		missing += print_row("deed", deed_names[i], c->deeds[i], deed_texts[i]);
 	return missing;
-}
-
-static void add_up(struct coverage *sum, const struct coverage *c)
-{
-	for (size_t i = 0; i < sizeof(*c) / sizeof(uint64_t); i++)
-		((uint64_t *)sum)[i] += ((const uint64_t *)c)[i];
 }
 
 static double seconds_now(void)
@@ -204,39 +158,36 @@ static int run_many(const struct options *o)
 	struct coverage sum = { 0 };
 	uint64_t failed = 0;
 	double begin = seconds_now();
-	int fd = memfd_create("outcomes", 0);
+	struct outcome *table =
+		mmap(NULL, o->seeds * sizeof(*table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-	CHECK(fd >= 0 && ftruncate(fd, (off_t)(o->seeds * sizeof(struct outcome))) == 0);
-	struct outcome *table = map_table(fd, o->seeds);
-	run_all(o, table, fd);
+	CHECK(table != MAP_FAILED);
+	run_all(o, table);
 	for (uint64_t i = 0; i < o->seeds; i++)
-		add_up(&sum, &table[i].coverage);
+		for (size_t k = 0; k < sizeof(sum) / sizeof(uint64_t); k++)
+			((uint64_t *)&sum)[k] += ((const uint64_t *)&table[i].coverage)[k];
 	unsigned missing = print_coverage(&sum);
-	for (uint64_t i = 0; i < o->seeds; i++) {
+	for (uint64_t i = 0; i < o->seeds; i++)
 		if (table[i].failure[0] && failed++ < FAILURES_MAX)
 			printf("FAILED seed %" PRIu64 ": %s\n       replay: forebay-sim --seed %" PRIu64 " --trace\n",
 			       o->seed + i, table[i].failure, o->seed + i);
-	}
-	double seconds = seconds_now() - begin;
 	printf("%" PRIu64 " histories, %" PRIu64 " failed, %.1f per second%s\n", o->seeds, failed,
-	       (double)o->seeds / seconds, missing && o->seeds >= COMPLETE_FROM ? "; not everything was reached" : "");
+	       (double)o->seeds / (seconds_now() - begin),
+	       missing && o->seeds >= COMPLETE_FROM ? "; not everything was reached" : "");
 	return failed || (missing && o->seeds >= COMPLETE_FROM);
 }
 
 int main(int argc, char **argv)
 {
-	struct options o = { .seeds = 200, .into = -1 };
+	struct options o = { .seeds = 200 };
 	struct outcome own = { 0 };
 
 	if (argp_parse(&argp, argc, argv, 0, NULL, &o))
 		return 2;
-	if (!o.trace && o.into < 0)
+	o.seeds = o.one ? 1 : o.seeds;
+	if (!o.trace)
 		return run_many(&o);
-	int r = history_run(o.seed, o.trace ? stdout : NULL, &own.coverage, &own.hash, own.failure);
-	if (o.into >= 0) {
-		map_table(o.into, o.place + 1)[o.place].again = own.hash;
-		return 0;
-	}
+	int r = history_run(o.seed, stdout, &own.coverage, &own.hash, own.failure);
 	printf("seed %" PRIu64 ": %s%s, hash %016" PRIx64 "\n", o.seed, r ? "FAILED: " : "good", own.failure, own.hash);
 	return r != 0;
 }

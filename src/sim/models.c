@@ -45,15 +45,15 @@ void model_records_free(struct model_records *records)
 	free(records);
 }
 
-/* The place of the first record with a key not below @key. */
-static size_t place(const struct model_records *records, struct view key)
+/* The place of the first record with a key not below @key; after it, if @past. */
+static size_t place(const struct model_records *records, struct view key, bool past)
 {
 	size_t low = 0, high = records->n;
 
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 
-		if (view_compare(view_buf(&records->records[middle]->key), key) < 0)
+		if (view_compare(view_buf(&records->records[middle]->key), key) < past)
 			low = middle + 1;
 		else
 			high = middle;
@@ -63,19 +63,32 @@ static size_t place(const struct model_records *records, struct view key)
 
 static struct record *find(const struct model_records *records, struct view key)
 {
-	size_t at = place(records, key);
+	size_t at = place(records, key, false);
 
 	return at < records->n && view_equal(view_buf(&records->records[at]->key), key) ? records->records[at] : NULL;
+}
+
+/* The first of those with @prefix that come after @after; its successors are the others. NULL: there is none. */
+static struct record **find_range(struct model_records *records, struct view prefix, struct view after)
+{
+	bool from_after = after.len && view_compare(prefix, after) <= 0;
+	size_t at = from_after ? place(records, after, true) : place(records, prefix, false);
+
+	return records->records + at;
+}
+
+static bool has_prefix(const struct model_records *records, struct record **at, struct view prefix)
+{
+	return at < records->records + records->n && (*at)->key.len >= prefix.len &&
+	       (!prefix.len || memcmp((*at)->key.ptr, prefix.ptr, prefix.len) == 0);
 }
 
 static int put(struct model_records *records, struct view key, struct view value)
 {
 	struct record *record = find(records, key);
-	int r = 0;
+	size_t at = place(records, key, false);
 
 	if (!record) {
-		size_t at = place(records, key);
-
 		if (records->n == records->room) {
 			records->room = records->room ? 2 * records->room : 64;
 			records->records = reallocarray(records->records, records->room, sizeof(record));
@@ -84,15 +97,15 @@ static int put(struct model_records *records, struct view key, struct view value
 		record = must_alloc(sizeof(*record));
 		memmove(&records->records[at + 1], &records->records[at], (records->n++ - at) * sizeof(record));
 		records->records[at] = record;
-		r = buf_append(&record->key, key.ptr, key.len);
+		CHECK(!buf_append(&record->key, key.ptr, key.len));
 	}
 	record->value.len = 0;
-	return r ? r : buf_append(&record->value, value.ptr, value.len);
+	return buf_append(&record->value, value.ptr, value.len);
 }
 
 static void drop(struct model_records *records, struct view key)
 {
-	size_t at = place(records, key);
+	size_t at = place(records, key, false);
 
 	if (!find(records, key))
 		return;
@@ -100,10 +113,7 @@ static void drop(struct model_records *records, struct view key)
 	memmove(&records->records[at], &records->records[at + 1], (--records->n - at) * sizeof(struct record *));
 }
 
-/*
- * An answer's way: time passes before the effect and after it. A process that dies before it has no effect, one that dies after it
- * never hears of it.
- */
+/* An answer's way: a process that dies before the effect has none, one that dies after it never hears of it. */
 static int pass(struct env *env, uint64_t most_ns)
 {
 	(void)fiber_sleep_until(env_now(env) + 1 + world_random(sim_env(env)->world, most_ns));
@@ -123,7 +133,7 @@ static int act(struct env *env, const char *what, const char *where, int (*effec
 	return passed ? passed : r;
 }
 
-/* ---- the store ---------------------------------------------------------------------------------------------------------- */
+/* ---- the store ---- */
 
 struct model_backend {
 	struct backend backend;
@@ -135,8 +145,10 @@ struct backend_upload {
 	struct buf bytes, covered; /* covered: a byte of 1 per byte written */
 };
 
-static void upload_free(struct backend_upload *upload)
+static void upload_drop(struct backend_req *req)
 {
+	struct backend_upload *upload = TAKE(req->upload);
+
 	if (upload) {
 		buf_fini(&upload->bytes);
 		buf_fini(&upload->covered);
@@ -150,85 +162,60 @@ static int gather(const struct backend_req *req, struct buf *out)
 	for (size_t i = 0; i < req->n_vec; i++) {
 		size_t at = out->len;
 
-		if (buf_append(out, req->vec[i].ptr, req->vec[i].len))
-			return -ENOMEM;
+		CHECK(!buf_append(out, req->vec[i].ptr, req->vec[i].len));
 		if (crc32c(0, out->ptr + at, out->len - at) != req->vec[i].crc)
 			return -ERR_ECHANGED;
 	}
 	return 0;
 }
 
-static int store(struct backend_req *req, const char *name, struct view bytes)
+static int store(struct model_records *records, const struct backend_req *req, const char *name, struct view bytes)
 {
-	struct model_records *records = container_of(req->backend, struct model_backend, backend)->records;
-	struct view key = view_str(name);
-
-	if (req->if_absent && find(records, key))
+	if (req->if_absent && find(records, view_str(name)))
 		return BACKEND_EXISTS;
-	return put(records, key, bytes);
+	return put(records, view_str(name), bytes);
 }
 
 static int do_get(struct backend_req *req, const struct record *record)
 {
-	size_t left = req->offset < record->value.len ? record->value.len - req->offset : 0;
+	struct sim_env *env = sim_env(req->backend->env);
+	size_t left = record && req->offset < record->value.len ? record->value.len - req->offset : 0;
 
+	if (!record)
+		return -ENOENT;
 	req->size = record->value.len;
-	if (req->op == BACKEND_HEAD)
-		return 0;
-	req->got = left < req->len ? left : req->len;
+	req->got = req->op == BACKEND_HEAD ? 0 : left < req->len ? left : req->len;
 	if (req->got)
 		memcpy(req->dst, record->value.ptr + req->offset, req->got);
-	if (req->got && fault_here(sim_env(req->backend->env), FAULT_READ_FLIP, "get", req->key))
-		((uint8_t *)req->dst)[world_random(sim_env(req->backend->env)->world, req->got)] ^= 16;
+	if (req->got && fault_here(env, FAULT_READ_FLIP, "get", req->key))
+		((uint8_t *)req->dst)[world_random(env->world, req->got)] ^= 16;
 	return 0;
 }
 
-static int do_part(struct backend_req *req)
+static int do_part(struct backend_req *req, const struct buf *bytes)
 {
-	_cleanup_(buf_fini) struct buf bytes = { 0 };
 	struct backend_upload *upload = req->upload;
-	int r = gather(req, &bytes);
+	size_t end = req->offset + bytes->len;
 
-	if (!r && req->offset + bytes.len > upload->bytes.len) {
-		size_t more = req->offset + bytes.len - upload->bytes.len;
+	if (end > upload->bytes.len) {
+		size_t more = end - upload->bytes.len;
 
-		r = buf_append_zero(&upload->bytes, more);
-		if (!r)
-			r = buf_append_zero(&upload->covered, more);
+		CHECK(!buf_append_zero(&upload->bytes, more) && !buf_append_zero(&upload->covered, more));
 	}
-	if (!r && bytes.len) {
-		memcpy(upload->bytes.ptr + req->offset, bytes.ptr, bytes.len);
-		memset(upload->covered.ptr + req->offset, 1, bytes.len);
+	if (bytes->len) {
+		memcpy(upload->bytes.ptr + req->offset, bytes->ptr, bytes->len);
+		memset(upload->covered.ptr + req->offset, 1, bytes->len);
 	}
-	return r;
+	return 0;
 }
 
-static int do_commit(struct backend_req *req)
+static int do_list(struct backend_req *req, struct model_records *records)
 {
-	bool whole = req->upload->bytes.len == req->len && !memchr(req->upload->covered.ptr, 0, req->len);
-	int r = whole || !req->len ? store(req, req->upload->key, view_buf(&req->upload->bytes)) : -EINVAL;
+	struct view prefix = view_str(req->key);
+	struct record **at = find_range(records, prefix, view_str(req->after));
 
-	upload_free(req->upload);
-	req->upload = NULL;
-	return r;
-}
-
-static int do_list(struct backend_req *req, const struct model_records *records)
-{
-	struct view prefix = view_str(req->key), after = view_str(req->after);
-	size_t at = place(records, view_compare(prefix, after) > 0 ? prefix : after);
-
-	for (; at < records->n && req->got < req->len; at++) {
-		struct view key = view_buf(&records->records[at]->key);
-
-		if (view_compare(key, after) <= 0 && after.len)
-			continue;
-		if (key.len < prefix.len || memcmp(key.ptr, prefix.ptr, prefix.len) != 0)
-			break;
-		if (buf_append(&req->out, key.ptr, key.len) || buf_append_zero(&req->out, 1))
-			return -ENOMEM;
-		req->got++;
-	}
+	for (; req->got < req->len && has_prefix(records, at, prefix); at++, req->got++)
+		CHECK(!buf_append(&req->out, (*at)->key.ptr, (*at)->key.len) && !buf_append_zero(&req->out, 1));
 	return 0;
 }
 
@@ -236,38 +223,42 @@ static int store_effect(void *arg)
 {
 	struct backend_req *req = arg;
 	struct model_records *records = container_of(req->backend, struct model_backend, backend)->records;
-	struct record *record = find(records, view_str(req->key));
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
-	int r = 0;
+	const struct buf *uploaded = req->upload ? &req->upload->bytes : NULL;
+	int r = req->op == BACKEND_PUT || req->op == BACKEND_PART ? gather(req, &bytes) : 0;
 
 	switch (req->op) {
 	case BACKEND_GET:
 	case BACKEND_HEAD:
-		return record ? do_get(req, record) : -ENOENT;
+		return do_get(req, find(records, view_str(req->key)));
 	case BACKEND_PUT:
-		r = gather(req, &bytes);
-		return r ? r : store(req, req->key, view_buf(&bytes));
+		return r ? r : store(records, req, req->key, view_buf(&bytes));
 	case BACKEND_BEGIN:
 		req->upload = must_alloc(sizeof(*req->upload));
 		memcpy(req->upload->key, req->key, sizeof(req->key));
 		return 0;
 	case BACKEND_PART:
-		return do_part(req);
+		return r ? r : do_part(req, &bytes);
 	case BACKEND_COMMIT:
-		return do_commit(req);
-	case BACKEND_ABORT:
-		upload_free(req->upload);
-		req->upload = NULL;
-		return 0;
+		if (uploaded->len != req->len || (req->len && memchr(req->upload->covered.ptr, 0, req->len)))
+			return -EINVAL;
+		return store(records, req, req->upload->key, view_buf(uploaded));
 	case BACKEND_LIST:
 		return do_list(req, records);
 	case BACKEND_DELETE:
 		drop(records, view_str(req->key));
 		return 0;
+	case BACKEND_ABORT:
 	case BACKEND_PROBE:
 		return 0;
 	}
 	return -ENOSYS;
+}
+
+/* What ends an upload, as its commit does, whatever the result, leaves none behind. */
+static bool ends_upload(const struct backend_req *req)
+{
+	return req->op == BACKEND_COMMIT || req->op == BACKEND_ABORT || (req->op == BACKEND_BEGIN && req->result);
 }
 
 static void store_run(struct job *job)
@@ -277,16 +268,8 @@ static void store_run(struct job *job)
 	req->result = act(req->backend->env, "store", req->key, store_effect, req);
 	if (req->result < 0)
 		(void)error_set(&req->error, req->result, "%s: %s", req->key, error_meaning(req->result));
-	/* an upload whose commit did not come through, or whose owner died, is nobody's any more */
-	bool over = req->op == BACKEND_COMMIT || req->op == BACKEND_ABORT;
-	if (over && req->upload) {
-		upload_free(req->upload);
-		req->upload = NULL;
-	}
-	if (req->op == BACKEND_BEGIN && req->result) {
-		upload_free(req->upload);
-		req->upload = NULL;
-	}
+	if (ends_upload(req))
+		upload_drop(req);
 }
 
 static void store_finish(struct job *job)
@@ -296,21 +279,17 @@ static void store_finish(struct job *job)
 	req->finish(req);
 }
 
-static void store_late(struct task *task)
-{
-	store_finish(container_of(task, struct job, task));
-}
-
 static void store_submit(struct backend *backend, struct backend_req *req)
 {
 	req->job = (struct job){ .run = store_run, .finish = store_finish };
-	req->result = backend->env->ops->offload(backend->env, &req->job);
-	if (req->result) {
-		if (req->op == BACKEND_COMMIT || req->op == BACKEND_ABORT)
-			upload_free(TAKE(req->upload));
-		req->job.task = (struct task){ .fn = store_late };
-		loop_post(backend->env->loop, &req->job.task);
-	}
+	int r = backend->env->ops->offload(backend->env, &req->job);
+
+	if (!r)
+		return;
+	req->result = r;
+	if (ends_upload(req))
+		upload_drop(req);
+	backend_finish_later(req, r);
 }
 
 static void store_free_driver(struct backend *backend)
@@ -330,7 +309,7 @@ int model_backend_open(struct env *env, struct model_records *records, struct ba
 	return 0;
 }
 
-/* ---- the engine --------------------------------------------------------------------------------------------------------- */
+/* ---- the engine ---- */
 
 struct model_meta {
 	struct meta meta;
@@ -342,20 +321,14 @@ struct model_meta {
 static int meta_range(struct model_records *records, struct meta_req *req)
 {
 	struct view prefix, after;
-	uint32_t limit, n = 0;
+	uint32_t limit;
 	int r = meta_in_range(view_buf(&req->in), &prefix, &after, &limit);
-	size_t at = r ? 0 : place(records, view_compare(prefix, after) > 0 ? prefix : after);
 
-	for (; !r && at < records->n && n < limit; at++) {
-		struct view key = view_buf(&records->records[at]->key);
-
-		if (after.len && view_compare(key, after) <= 0)
-			continue;
-		if (key.len < prefix.len || memcmp(key.ptr, prefix.ptr, prefix.len) != 0)
-			break;
-		r = meta_out_put_entry(&req->out, key, view_buf(&records->records[at]->value));
-		n++;
-	}
+	if (r)
+		return r;
+	for (struct record **at = find_range(records, prefix, after); !r && limit && has_prefix(records, at, prefix);
+	     at++, limit--)
+		r = meta_out_put_entry(&req->out, view_buf(&(*at)->key), view_buf(&(*at)->value));
 	return r;
 }
 
@@ -363,15 +336,14 @@ static int meta_txn(struct model_records *records, struct meta_req *req)
 {
 	struct view rest = view_buf(&req->in);
 	struct meta_step step;
-	uint32_t index = 0;
 	int r;
 
-	for (; (r = meta_in_step(&rest, &step)) == 0; index++) {
+	for (uint32_t index = 0; (r = meta_in_step(&rest, &step)) == 0; index++) {
 		const struct record *record = find(records, step.key);
-		bool holds = step.kind == META_EXPECT_ABSENT ? !record :
-			     step.kind == META_EXPECT_VALUE  ? record &&
-								      view_equal(view_buf(&record->value), step.value) :
-							      true;
+		bool holds = step.kind == META_EXPECT_ABSENT ?
+				     !record :
+				     step.kind != META_EXPECT_VALUE ||
+					     (record && view_equal(view_buf(&record->value), step.value));
 
 		if (!holds) {
 			r = meta_out_put_conflict(&req->out, index);
@@ -380,8 +352,8 @@ static int meta_txn(struct model_records *records, struct meta_req *req)
 	}
 	rest = view_buf(&req->in);
 	while (r == 1 && meta_in_step(&rest, &step) == 0) {
-		if (step.kind == META_PUT && put(records, step.key, step.value))
-			return -ENOMEM;
+		if (step.kind == META_PUT)
+			CHECK(!put(records, step.key, step.value));
 		if (step.kind == META_DELETE)
 			drop(records, step.key);
 	}
@@ -404,58 +376,47 @@ static int meta_lease(struct model_meta *model, struct meta_req *req)
 {
 	struct meta_lease_record record = { 0 };
 	struct view key;
-	uint64_t asker, holder = 0, epoch = 0;
+	uint64_t asker, holder = 0, epoch = 0, now_ns = env_now(model->meta.env);
 	uint32_t ttl_ms;
+	bool wants = req->op == META_LEASE;
 	int r = meta_in_lease(view_buf(&req->in), &key, &asker, &ttl_ms);
 	const struct record *known = r ? NULL : find(model->records, key);
 
-	if (!r && known && meta_out_lease(view_buf(&known->value), &holder, &epoch))
+	if (!r && ((known && meta_out_lease(view_buf(&known->value), &holder, &epoch)) || (wants && !ttl_ms)))
 		r = -EINVAL;
-	if (!r && req->op == META_LEASE && !ttl_ms)
-		r = -EINVAL;
-	if (r)
+	if (r || (!wants && holder != asker))
 		return r;
-	uint64_t now_ns = env_now(model->meta.env), *end = lease_end(model, key);
-	if (req->op == META_RELEASE && holder != asker)
-		return 0;
-	if (req->op == META_LEASE && holder && holder != asker && now_ns < *end) {
+	uint64_t *end = lease_end(model, key);
+	if (wants && holder && holder != asker && now_ns < *end) {
 		r = meta_out_put_lease(&req->out, holder, epoch);
 		return r ? r : META_HELD;
 	}
-	epoch += req->op == META_LEASE && holder != asker;
-	store_le64(record.holder_le, req->op == META_LEASE ? asker : 0);
+	epoch += wants && holder != asker;
+	store_le64(record.holder_le, wants ? asker : 0);
 	store_le64(record.epoch_le, epoch);
-	*end = req->op == META_LEASE ? now_ns + ttl_ms * NS_PER_MS / 10 * 11 : 0;
+	*end = wants ? now_ns + ttl_ms * NS_PER_MS / 10 * 11 : 0;
 	r = put(model->records, key, view_of(&record, sizeof(record)));
-	if (!r && req->op == META_LEASE)
-		r = meta_out_put_lease(&req->out, asker, epoch);
-	return r;
+	return r || !wants ? r : meta_out_put_lease(&req->out, asker, epoch);
 }
 
 static int meta_effect(void *arg)
 {
 	struct meta_req *req = arg;
 	struct model_meta *model = container_of(req->meta, struct model_meta, meta);
-	const struct record *record;
 	struct view key;
 	int r;
 
-	switch (req->op) {
-	case META_GET:
-		r = meta_in_key(view_buf(&req->in), &key);
-		record = r ? NULL : find(model->records, key);
-		if (r || !record)
-			return r ? r : -ENOENT;
-		return buf_append(&req->out, record->value.ptr, record->value.len);
-	case META_RANGE:
+	if (req->op == META_RANGE)
 		return meta_range(model->records, req);
-	case META_TXN:
+	if (req->op == META_TXN)
 		return meta_txn(model->records, req);
-	case META_LEASE:
-	case META_RELEASE:
+	if (req->op != META_GET)
 		return meta_lease(model, req);
-	}
-	return -ENOSYS;
+	r = meta_in_key(view_buf(&req->in), &key);
+	const struct record *record = r ? NULL : find(model->records, key);
+	if (!record)
+		return r ? r : -ENOENT;
+	return buf_append(&req->out, record->value.ptr, record->value.len);
 }
 
 static void meta_run(struct job *job)

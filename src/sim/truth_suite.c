@@ -1,5 +1,5 @@
 /*
- * sim/truth.c: the reference model. What a save contains follows from a few numbers, so that nothing needs to be kept: each byte of an
+ * sim/truth_suite.c: the reference model. What a save contains follows from a few numbers, so that nothing needs to be kept: each byte of an
  * item is a function of the save, the item and its place. Against that, and against what was promised, whatever a client sees is
  * checked.
  */
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim/history.h"
+#include "sim/history_suite.h"
 #include "sim/inside.h"
 
 enum sharding { SHARD, STRIPE, GRID, PAIR, REPLICA, ALONE, BLOB, SHARDINGS };

@@ -1,10 +1,10 @@
 /*
- * sim/history.h: one seed's life of a cluster: daemons, ranks that save and load, an operator, and what befalls them.
+ * sim/history_suite.h: one seed's life of a cluster: daemons, ranks that save and load, an operator, and what befalls them.
  *
- *	truth.c		what was offered and promised, and the checks of whatever a client sees against it
- *	client.c	a client process: libforebay's core over a simulated unix stream
- *	rank.c		what ranks and the operator do
- *	history.c	nodes, faults, the healing and the last judgement
+ *	truth_suite.c		what was offered and promised, and the checks of whatever a client sees against it
+ *	client_suite.c	a client process: libforebay's core over a simulated unix stream
+ *	rank_suite.c	what ranks and the operator do
+ *	history_suite.c	nodes, faults, the healing and the last judgement
  */
 #pragma once
 
@@ -65,7 +65,7 @@ struct coverage {
 	uint64_t moves[SAVE_STATES][SAVE_STATES], points[POINTS], deeds[DEEDS], faults[FAULTS];
 };
 
-/* ---- truth.c ---- */
+/* ---- truth_suite.c ---- */
 
 struct attempt {     /* a save, as its ranks offer it: what it contains follows from these numbers alone */
 	unsigned id; /* from 1; the version's attribute "save" */
@@ -107,7 +107,7 @@ struct attempt *truth_seen(struct client *c, unsigned bundle, uint64_t number, u
 			   struct list_view attributes);
 void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable);
 
-/* ---- client.c ---- */
+/* ---- client_suite.c ---- */
 
 struct client {
 	struct history *h;
@@ -139,12 +139,12 @@ int client_load(struct client *c, struct core_group *group, uint64_t handle, con
 int client_read(struct client *c, unsigned bundle, const char *spec);
 int client_list(struct client *c, unsigned bundle, struct buf *ret_text); /* checks; appends all that it says */
 
-/* ---- rank.c ---- */
+/* ---- rank_suite.c ---- */
 
 int job_run(struct history *h, bool must); /* one run of a job: waits until its ranks are gone */
 int operator_run(void *history);	   /* until cancelled */
 
-/* ---- history.c ---- */
+/* ---- history_suite.c ---- */
 
 struct node {
 	struct history *h;

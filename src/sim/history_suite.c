@@ -1,8 +1,8 @@
 /*
- * sim/history.c: the life of a cluster from its birth to the last judgement: nodes that die and return, faults as the seed wants
+ * sim/history_suite.c: the life of a cluster from its birth to the last judgement: nodes that die and return, faults as the seed wants
  * them, then a healing, after which everything must be whole.
  */
-#include "sim/history.h"
+#include "sim/history_suite.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /*
- * sim/client.c: a client process: libforebay's core, whose bytes go through a simulated unix stream and whose work a fiber does.
+ * sim/client_suite.c: a client process: libforebay's core, whose bytes go through a simulated unix stream and whose work a fiber does.
  * What it reads is compared with the truth.
  */
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim/history.h"
+#include "sim/history_suite.h"
 #include "sim/inside.h"
 
 #define GREET_MS  10000

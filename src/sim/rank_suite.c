@@ -1,5 +1,5 @@
 /*
- * sim/rank.c: what client processes do. A job is one run of a group: its ranks join, save and load in the same order, each at its own
+ * sim/rank_suite.c: what client processes do. A job is one run of a group: its ranks join, save and load in the same order, each at its own
  * pace, and leave. The operator lists, reads, labels and deletes meanwhile.
  */
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim/history.h"
+#include "sim/history_suite.h"
 #include "sim/inside.h"
 
 #define PACE_MS	      400 /* between two steps, at most */
