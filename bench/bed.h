@@ -37,6 +37,15 @@ static inline double now_s(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+/* CPU seconds of this process so far. */
+static inline double cpu_s(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
 static inline void *must(void *p)
 {
 	CHECK(p);
@@ -163,6 +172,22 @@ static inline void bed_down(const char *name)
 	snprintf(dir, sizeof(dir), "%s/%s", bed_dir(), name);
 	fflush(stdout);
 	bed_run(argv);
+}
+
+/* CPU seconds that a node's daemon has used so far. */
+static inline double bed_daemon_cpu_s(const char *cluster, unsigned node)
+{
+	char path[BED_PATH_MAX];
+	struct timespec t;
+	clockid_t clock;
+	long pid = 0;
+
+	snprintf(path, sizeof(path), "%s/%s/node-%u/pid", bed_dir(), cluster, node);
+	FILE *file = must(fopen(path, "re"));
+	CHECK(fscanf(file, "%ld", &pid) == 1);
+	fclose(file);
+	CHECK(clock_getcpuclockid((pid_t)pid, &clock) == 0 && clock_gettime(clock, &t) == 0);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 /* A call that has to succeed; says its words otherwise. */

@@ -10,7 +10,7 @@
 
 #include "bed.h"
 
-#define ROUNDS	     3
+#define ROUNDS	     5
 #define RANKS_MAX    2
 #define PLAIN_STEP   32768u
 #define BLOCK_STRIDE 65536u /* a changed word in each */
@@ -44,13 +44,36 @@ static void *plain(void *arg)
 	return NULL;
 }
 
-static double run_plain(struct rank *ranks, bool hinted)
+/* Seconds: by the clock, and of CPU by ranks and by their daemon. */
+struct cost {
+	double wall, ranks, daemon;
+};
+
+static struct cost cost_now(void)
+{
+	return (struct cost){ now_s(), cpu_s(), bed_daemon_cpu_s("capture", 0) };
+}
+
+static struct cost cost_since(struct cost before)
+{
+	struct cost now = cost_now();
+
+	return (struct cost){ now.wall - before.wall, now.ranks - before.ranks, now.daemon - before.daemon };
+}
+
+static void keep_best(struct cost *best, struct cost cost)
+{
+	if (!best->wall || cost.wall < best->wall)
+		*best = cost;
+}
+
+static struct cost run_plain(struct rank *ranks, bool hinted)
 {
 	for (uint32_t r = 0; r < ranks[0].ranks; r++)
 		ranks[r].hinted = hinted;
-	double began = now_s();
+	struct cost before = cost_now();
 	bed_parallel(plain, ranks, sizeof(*ranks), ranks[0].ranks);
-	return now_s() - began;
+	return cost_since(before);
 }
 
 static void *join(void *arg)
@@ -99,22 +122,55 @@ static void end(struct rank *rank)
 	forebay_save_free(rank->save);
 }
 
-static double run_ours(struct rank *ranks, uint64_t step, bool hinted)
+static struct cost run_ours(struct rank *ranks, uint64_t step, bool hinted)
 {
 	for (uint32_t r = 0; r < ranks[0].ranks; r++)
 		begin(&ranks[r], step, hinted);
-	double began = now_s();
+	struct cost before = cost_now();
 	bed_parallel(capture, ranks, sizeof(*ranks), ranks[0].ranks);
-	double took = now_s() - began;
+	struct cost took = cost_since(before);
 	for (uint32_t r = ranks[0].ranks; r-- > 0;)
 		end(&ranks[r]);
 	return took;
 }
 
+static void say(uint32_t n_ranks, const char *how, uint64_t bytes, struct cost ours, struct cost plain_loop)
+{
+	double gib = (double)bytes / (double)GIB;
+	char what[128];
+
+	snprintf(what, sizeof(what), "capture, %u rank%s%s", n_ranks, n_ranks > 1 ? "s" : "", how);
+	bed_rate(what, "GB/s", (double)bytes / 1e9 / ours.wall, (double)bytes / 1e9 / plain_loop.wall);
+	bed_time("  CPU of the ranks", "s/GiB", ours.ranks / gib, plain_loop.ranks / gib);
+	bed_time("  CPU of the daemon meanwhile", "s/GiB", ours.daemon / gib, 0);
+}
+
+static void bench_hashed(struct rank *ranks, uint64_t bytes, uint64_t *step)
+{
+	struct cost first = run_ours(ranks, ++*step, false), best = { 0 }, bound = { 0 };
+
+	for (int round = 0; round < ROUNDS; round++) {
+		keep_best(&bound, run_plain(ranks, false));
+		keep_best(&best, run_ours(ranks, ++*step, false));
+	}
+	say(ranks[0].ranks, ", first save", bytes, first, bound);
+	say(ranks[0].ranks, "", bytes, best, bound);
+}
+
+static void bench_hinted(struct rank *ranks, uint64_t bytes, uint64_t *step)
+{
+	struct cost best = { 0 }, bound = { 0 };
+
+	for (int round = 0; round < ROUNDS; round++) {
+		keep_best(&bound, run_plain(ranks, true));
+		keep_best(&best, run_ours(ranks, ++*step, true));
+	}
+	say(ranks[0].ranks, ", HINT", bytes, best, bound);
+}
+
 static void bench(uint32_t n_ranks, uint64_t bytes)
 {
 	struct rank ranks[RANKS_MAX] = { 0 };
-	char what[128];
 	uint64_t step = 0;
 
 	for (uint32_t r = 0; r < n_ranks; r++) {
@@ -123,25 +179,8 @@ static void bench(uint32_t n_ranks, uint64_t bytes)
 		ranks[r].copy = bed_memory(ranks[r].bytes, r + 1);
 	}
 	bed_parallel(join, ranks, sizeof(*ranks), n_ranks);
-	for (int hinted = 0; hinted < 2; hinted++) {
-		double bound = run_plain(ranks, hinted), best = 0;
-
-		for (int round = 0; round < ROUNDS + !hinted; round++) {
-			double ours = run_ours(ranks, ++step, hinted), theirs = run_plain(ranks, hinted);
-
-			bound = theirs < bound ? theirs : bound;
-			if (!round && !hinted) {
-				snprintf(what, sizeof(what), "capture, %u rank%s, first save", n_ranks,
-					 n_ranks > 1 ? "s" : "");
-				bed_rate(what, "GB/s", (double)bytes / 1e9 / ours, (double)bytes / 1e9 / bound);
-				continue;
-			}
-			best = best > 0 && best < ours ? best : ours;
-		}
-		snprintf(what, sizeof(what), "capture, %u rank%s%s", n_ranks, n_ranks > 1 ? "s" : "",
-			 hinted ? ", HINT" : "");
-		bed_rate(what, "GB/s", (double)bytes / 1e9 / best, (double)bytes / 1e9 / bound);
-	}
+	bench_hashed(ranks, bytes, &step);
+	bench_hinted(ranks, bytes, &step);
 	for (uint32_t r = 0; r < n_ranks; r++) {
 		forebay_group_leave(ranks[r].group);
 		forebay_disconnect(ranks[r].session);
