@@ -283,7 +283,7 @@ static int take_reply(struct core *core, const struct frame_head *head, struct v
 	if (head->type != request->type)
 		return error_set(e, -EPROTO, "the daemon answers %s with %s", msg_type_name(request->type),
 				 msg_type_name(head->type));
-	int r = body_join(&core->joiner, head, piece, &body);
+	int r = body_join(&core->joiner, head, BODY_FOREVER, piece, &body);
 	if (r == 1)
 		return 0;
 	if (r)
@@ -301,7 +301,7 @@ static int take_reply(struct core *core, const struct frame_head *head, struct v
 static int take_push(struct core *core, const struct frame_head *head, struct view piece, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
-	int r = body_join(&core->joiner, head, piece, &body);
+	int r = body_join(&core->joiner, head, BODY_FOREVER, piece, &body);
 
 	if (r == 1)
 		return 0;

@@ -1,13 +1,12 @@
 /*
- * cluster/frames.c: bodies of calls and answers as frames, and failures as bodies.
+ * cluster/frames.c: bodies of calls and answers as frames.
  */
 #include "cluster/inside.h"
 
+#include <assert.h>
 #include <errno.h>
 
-#include "base/check.h"
-
-#define FAILURE_CODE_MAX 65535
+static_assert(CALL_BODY_MAX == BODY_MAX, "what may be sent can be joined");
 
 uint32_t deadline_to_ms(struct cluster *cluster, uint64_t deadline_ns)
 {
@@ -43,30 +42,10 @@ int frames_send(struct cluster *cluster, struct net_conn *conn, const struct fra
 
 	part.generation = cluster->generation;
 	do {
-		struct view piece = view_take(&body, FRAME_BODY_MAX);
-
-		part.flags = head->flags | (body.len ? FRAME_MORE : 0);
+		struct view piece = body_cut(&part, &body);
 		int r = frame_send(cluster, conn, &part, piece, deadline_ns, over);
 		if (r)
 			return r;
 	} while (body.len);
 	return 0;
-}
-
-int failure_encode(int code, const char *words, struct buf *ret)
-{
-	CHECK(code < 0);
-	const struct msg_failure m = { .code = (uint32_t)-code, .words = view_str(words) };
-
-	return msg_failure_encode(&m, ret);
-}
-
-int failure_decode(struct view body, struct error *e)
-{
-	struct msg_failure m;
-
-	if (msg_failure_decode(body, &m) || !m.code || m.code > FAILURE_CODE_MAX)
-		return error_set(e, -EPROTO, "the peer's failure cannot be read");
-	return error_set(e, -(int)m.code, "%.*s", (int)(m.words.len < ERROR_TEXT_MAX ? m.words.len : ERROR_TEXT_MAX),
-			 m.words.ptr ? (const char *)m.words.ptr : "");
 }

@@ -10,6 +10,7 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "cluster/cluster.h"
+#include "wire/body.h"
 
 #define CLUSTER_MAGIC UINT32_C(0x74736c43)
 
@@ -83,8 +84,6 @@ void link_end(struct link *link, int code, const char *words);
  */
 int frames_send(struct cluster *cluster, struct net_conn *conn, const struct frame_head *head, struct view body,
 		uint64_t deadline_ns, const bool *over);
-int failure_encode(int code, const char *words, struct buf *ret);
-int failure_decode(struct view body, struct error *e);			/* the code, or -EPROTO */
 uint32_t deadline_to_ms(struct cluster *cluster, uint64_t deadline_ns); /* at least 1 */
 
 /* ---- serving (serve.c) ---- */
@@ -100,8 +99,7 @@ struct incoming {
 	uint64_t since_ns;
 	struct nursery nursery;
 	unsigned n_calls;
-	struct list partials;
-	size_t partial_bytes;
+	struct body_joiner joiner; /* calls that have come in part */
 	struct timer timer;
 	struct task reap;
 };

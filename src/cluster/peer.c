@@ -253,7 +253,7 @@ static void on_greeting(struct link *link, const struct frame_head *head, struct
 	if (head->type != MSG_HELLO)
 		r = error_set(&e, -EPROTO, "it answered HELLO with %s", msg_type_name(head->type));
 	else if (head->flags & FRAME_FAILED)
-		r = failure_decode(body, &e);
+		r = body_get_failure(body, &e);
 	else
 		r = link_start(link, body, &e);
 	if (r)
@@ -280,7 +280,7 @@ static void on_answer(struct link *link, const struct frame_head *head, struct v
 	if (!call) /* a ping's, or too late */
 		return;
 	if (head->flags & FRAME_FAILED) {
-		call_finish(call, failure_decode(body, call->e));
+		call_finish(call, body_get_failure(body, call->e));
 		return;
 	}
 	call->answer_bytes += body.len;

@@ -14,14 +14,6 @@
 
 #include "base/check.h"
 
-/* A body that has come in part. */
-struct partial {
-	struct list link;
-	uint64_t request, deadline_ns;
-	struct buf body;
-	bool refused; /* the rest is swallowed */
-};
-
 /* A call being served. */
 struct served {
 	struct incoming *in;
@@ -31,14 +23,6 @@ struct served {
 };
 
 /* ---- ends ---- */
-
-static void partial_free(struct incoming *in, struct partial *partial)
-{
-	list_remove(&partial->link);
-	in->partial_bytes -= partial->body.len;
-	buf_fini(&partial->body);
-	free(partial);
-}
 
 static void incoming_reap(struct task *task)
 {
@@ -59,8 +43,7 @@ static void incoming_leave(struct incoming *in)
 
 	in->gone = true;
 	timer_disarm(loop, &in->timer);
-	while (!list_empty(&in->partials))
-		partial_free(in, list_entry(in->partials.next, struct partial, link));
+	body_joiner_fini(&in->joiner);
 	nursery_cancel(&in->nursery);
 	loop_post(loop, &in->reap);
 }
@@ -118,7 +101,7 @@ static void reply_failure(struct incoming *in, unsigned type, uint64_t request, 
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 
-	if (failure_encode(code, words, &body))
+	if (body_put_failure(&body, code, words))
 		incoming_end(in);
 	else
 		reply(in, type, request, FRAME_FAILED, view_buf(&body));
@@ -265,7 +248,7 @@ static void serve_answer(struct served *served, int result, const char *words, s
 	if (result < 0) {
 		head.flags |= FRAME_FAILED;
 		answer->len = 0;
-		if (failure_encode(result, *words ? words : error_meaning(result), answer)) {
+		if (body_put_failure(answer, result, *words ? words : error_meaning(result))) {
 			incoming_end(in);
 			return;
 		}
@@ -320,77 +303,14 @@ static int serve_start(struct incoming *in, const struct frame_head *head, uint6
 	return 0;
 }
 
-/* ---- bodies in parts ---- */
-
-static struct partial *partial_find(struct incoming *in, uint64_t request)
+static int refuse_body(const struct incoming *in, int r, struct error *e)
 {
-	list_each(node, &in->partials) {
-		struct partial *partial = list_entry(node, struct partial, link);
-
-		if (partial->request == request)
-			return partial;
-	}
-	return NULL;
-}
-
-static struct partial *partial_new(struct incoming *in, uint64_t request, uint64_t deadline_ns)
-{
-	struct partial *partial = calloc(1, sizeof(*partial));
-
-	if (!partial)
-		return NULL;
-	partial->request = request;
-	partial->deadline_ns = deadline_ns;
-	list_append(&in->partials, &partial->link);
-	return partial;
-}
-
-static int partial_add(struct incoming *in, struct partial *partial, struct view piece, struct error *e)
-{
-	if (partial->body.len + piece.len > CALL_BODY_MAX)
-		return error_set(e, -E2BIG, "a call has at most %u bytes", CALL_BODY_MAX);
-	if (in->partial_bytes + piece.len > CONN_PARTIAL_MAX)
-		return error_set(e, -EBUSY, "the calls of node %s have more than %u bytes under way", in->from,
+	if (r == -E2BIG)
+		return error_set(e, r, "a call has at most %u bytes", CALL_BODY_MAX);
+	if (r == -EBUSY)
+		return error_set(e, r, "the calls of node %s have more than %u bytes under way", in->from,
 				 CONN_PARTIAL_MAX);
-	if (buf_append(&partial->body, piece.ptr, piece.len))
-		return error_set(e, -ENOMEM, "no memory for a call's body");
-	in->partial_bytes += piece.len;
-	return 0;
-}
-
-/* 0: @ret_body is whole. 1: more is to come, or it was refused already. Negative: refused now. */
-static int body_join(struct incoming *in, const struct frame_head *head, uint64_t deadline_ns, struct view piece,
-		     struct buf *ret_body, struct error *e)
-{
-	struct partial *partial = partial_find(in, head->request);
-	bool more = head->flags & FRAME_MORE;
-
-	if (!partial && !more)
-		return buf_append(ret_body, piece.ptr, piece.len) ?
-			       error_set(e, -ENOMEM, "no memory for a call's body") :
-			       0;
-	if (!partial)
-		partial = partial_new(in, head->request, deadline_ns);
-	if (!partial) {
-		incoming_end(in);
-		return 1;
-	}
-	bool refused = partial->refused;
-	int r = refused ? 0 : partial_add(in, partial, piece, e);
-	if (r) {
-		partial->refused = true;
-		in->partial_bytes -= partial->body.len;
-		buf_fini(&partial->body);
-	}
-	if (more)
-		return r ? r : 1;
-	if (!r && !refused) {
-		in->partial_bytes -= partial->body.len;
-		*ret_body = partial->body;
-		partial->body = (struct buf){ 0 };
-	}
-	partial_free(in, partial);
-	return r ? r : refused;
+	return error_set(e, r, "no memory for a call's body");
 }
 
 static void on_request(struct incoming *in, const struct frame_head *head, struct view piece)
@@ -398,10 +318,16 @@ static void on_request(struct incoming *in, const struct frame_head *head, struc
 	uint64_t deadline_ns = env_in_ms(in->cluster->env, head->deadline_ms);
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	struct error e = { 0 };
-	int r = body_join(in, head, deadline_ns, piece, &body, &e);
+	int r = body_join(&in->joiner, head, deadline_ns, piece, &body);
 
-	if (r > 0)
+	if (r == 1)
 		return;
+	if (r == -EPROTO) { /* more bodies at once than anybody sends */
+		incoming_end(in);
+		return;
+	}
+	if (r)
+		r = refuse_body(in, r, &e);
 	if (!r)
 		r = fence_check(in->cluster, head->type, head->generation, &e);
 	if (!r)
@@ -447,12 +373,7 @@ static void on_pulse(struct timer *timer)
 		incoming_end(in);
 		return;
 	}
-	list_each(node, &in->partials) {
-		struct partial *partial = list_entry(node, struct partial, link);
-
-		if (now > partial->deadline_ns)
-			partial_free(in, partial);
-	}
+	body_joiner_expire(&in->joiner, now);
 	if (timer_arm(env->loop, timer, now + PEER_PING_MS * NS_PER_MS))
 		incoming_end(in);
 }
@@ -475,7 +396,7 @@ void serve_accepted(void *arg, struct net_conn *conn)
 		.reap.fn = incoming_reap,
 	};
 	nursery_init(&in->nursery, env->loop);
-	list_init(&in->partials);
+	body_joiner_init(&in->joiner, CONN_PARTIAL_MAX);
 	list_append(&cluster->incoming, &in->link);
 	cluster->n_incoming++;
 	const struct net_events events = { .frame = on_frame, .down = on_down, .arg = in };

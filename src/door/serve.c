@@ -172,7 +172,7 @@ void serve_frame(struct session *session, const struct frame_head *head, struct 
 		answer_ping(session, head->request);
 		return;
 	}
-	int r = body_join(&session->joiner, head, piece, &body);
+	int r = body_join(&session->joiner, head, BODY_FOREVER, piece, &body);
 	if (r == 1)
 		return;
 	if (r == -EPROTO) {

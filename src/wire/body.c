@@ -9,7 +9,7 @@
 
 struct part {
 	struct list link;
-	uint64_t request;
+	uint64_t request, deadline_ns;
 	uint16_t type;
 	bool reply, refused; /* refused: the rest is swallowed */
 	struct buf body;
@@ -49,13 +49,24 @@ static struct part *part_find(struct body_joiner *joiner, const struct frame_hea
 	return NULL;
 }
 
-static struct part *part_new(struct body_joiner *joiner, const struct frame_head *head)
+void body_joiner_expire(struct body_joiner *joiner, uint64_t now_ns)
+{
+	list_each(node, &joiner->parts) {
+		struct part *part = list_entry(node, struct part, link);
+
+		if (now_ns > part->deadline_ns)
+			part_free(joiner, part);
+	}
+}
+
+static struct part *part_new(struct body_joiner *joiner, const struct frame_head *head, uint64_t deadline_ns)
 {
 	struct part *part = joiner->n_parts < BODY_PARTS_MAX ? calloc(1, sizeof(*part)) : NULL;
 
 	if (!part)
 		return NULL;
 	part->request = head->request;
+	part->deadline_ns = deadline_ns;
 	part->type = head->type;
 	part->reply = head->flags & FRAME_REPLY;
 	list_append(&joiner->parts, &part->link);
@@ -82,7 +93,8 @@ static void part_refuse(struct body_joiner *joiner, struct part *part)
 	buf_fini(&part->body);
 }
 
-int body_join(struct body_joiner *joiner, const struct frame_head *head, struct view piece, struct buf *ret_body)
+int body_join(struct body_joiner *joiner, const struct frame_head *head, uint64_t deadline_ns, struct view piece,
+	      struct buf *ret_body)
 {
 	struct part *part = part_find(joiner, head);
 	bool more = head->flags & FRAME_MORE;
@@ -90,7 +102,7 @@ int body_join(struct body_joiner *joiner, const struct frame_head *head, struct 
 	if (!part && !more)
 		return buf_append(ret_body, piece.ptr, piece.len);
 	if (!part)
-		part = part_new(joiner, head);
+		part = part_new(joiner, head, deadline_ns);
 	if (!part)
 		return -EPROTO;
 

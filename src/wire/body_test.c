@@ -10,7 +10,7 @@ static int feed(struct body_joiner *joiner, uint64_t request, unsigned flags, co
 {
 	const struct frame_head head = { .type = 18, .request = request, .flags = flags };
 
-	return body_join(joiner, &head, view_str(text), ret);
+	return body_join(joiner, &head, BODY_FOREVER, view_str(text), ret);
 }
 
 static void pieces_of_two_bodies_may_come_mixed(void **state)
@@ -53,6 +53,24 @@ static void too_many_bodies_in_part_end_the_conversation(void **state)
 	assert_int_equal(feed(&joiner, BODY_PARTS_MAX, FRAME_MORE, "a", &body), -EPROTO);
 }
 
+static void a_body_whose_rest_does_not_come_in_time_is_forgotten(void **state)
+{
+	const struct frame_head head = { .type = 18, .request = 1, .flags = FRAME_MORE };
+	_cleanup_(body_joiner_fini) struct body_joiner joiner;
+	_cleanup_(buf_fini) struct buf body = { 0 };
+
+	body_joiner_init(&joiner, 100);
+	assert_int_equal(body_join(&joiner, &head, 10, view_str("late"), &body), 1);
+	assert_int_equal(feed(&joiner, 2, FRAME_MORE, "ab", &body), 1);
+	body_joiner_expire(&joiner, 10);
+	assert_int_equal(joiner.n_parts, 2);
+	body_joiner_expire(&joiner, 11);
+	assert_int_equal(joiner.n_parts, 1);
+	assert_int_equal(joiner.bytes, 2);
+	assert_int_equal(feed(&joiner, 2, 0, "c", &body), 0);
+	assert_true(view_equal(view_buf(&body), view_str("abc")));
+}
+
 static void cutting_says_more_until_the_last(void **state)
 {
 	static const uint8_t bytes[FRAME_BODY_MAX + 1];
@@ -83,6 +101,7 @@ int main(void)
 		cmocka_unit_test(pieces_of_two_bodies_may_come_mixed),
 		cmocka_unit_test(a_body_beyond_the_limit_is_refused_once_and_swallowed),
 		cmocka_unit_test(too_many_bodies_in_part_end_the_conversation),
+		cmocka_unit_test(a_body_whose_rest_does_not_come_in_time_is_forgotten),
 		cmocka_unit_test(cutting_says_more_until_the_last),
 		cmocka_unit_test(a_failure_comes_back_with_its_words),
 	};
