@@ -10,7 +10,8 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-struct row_version row_of_root(const struct record_head *head, const struct rec_root *root)
+/* A version's row as its root has it. */
+static struct row_version row_of_root(const struct record_head *head, const struct rec_root *root)
 {
 	return (struct row_version){
 		.step = root->step,

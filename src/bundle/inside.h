@@ -183,8 +183,6 @@ int row_damaged(struct error *e, const char *what); /* -ERR_EDAMAGED: a row that
 
 /* ---- index.c: what the index says, against what the store holds ---- */
 
-/* A version's row as its root has it. */
-struct row_version row_of_root(const struct record_head *head, const struct rec_root *root);
 /*
  * Looks under a version's root key and makes the index say the same: a root becomes a row, under a tombstone the rows go.
  * Repeatable, by anybody. Where nothing lies there yet, nothing changes. @settled: the caller knows that what lies there lasts.
@@ -236,8 +234,6 @@ int segment_decode(struct bundles *bundles, struct version *version, const struc
 int version_complete(struct bundles *bundles, struct version *version, const struct rec_root *root, struct error *e);
 
 void cache_add(struct bundles *bundles, struct version *version);
-struct version *cache_find(struct bundles *bundles, const struct place *place,
-			   uint64_t number); /* a reference, or NULL */
 void cache_drop(struct bundles *bundles, const struct place *place, uint64_t number);
 
 static inline int no_memory(struct error *e)

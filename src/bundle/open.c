@@ -60,7 +60,8 @@ static struct version *cached(struct bundles *bundles, const struct place *place
 	return NULL;
 }
 
-struct version *cache_find(struct bundles *bundles, const struct place *place, uint64_t number)
+/* A reference, or NULL. */
+static struct version *cache_find(struct bundles *bundles, const struct place *place, uint64_t number)
 {
 	struct version *version = cached(bundles, place, number);
 

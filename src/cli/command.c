@@ -119,15 +119,6 @@ int command_fail(const char *format, ...)
 	return EXIT_FAILURE;
 }
 
-void command_note(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	say(format, args);
-	va_end(args);
-}
-
 int command_fail_call(int code, const char *thing)
 {
 	const char *words = forebay_error();

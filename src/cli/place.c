@@ -47,7 +47,8 @@ static char *format(const char *fmt, ...)
 	return n < 0 ? NULL : text;
 }
 
-char *place_path(const struct place *place, const char *name)
+/* D/NAME; NULL: no memory. */
+static char *place_path(const struct place *place, const char *name)
 {
 	return format("%s/%s", place->dir, name);
 }

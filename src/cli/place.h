@@ -33,7 +33,6 @@ void place_fini(struct place *place);
 /* Makes folders, configurations, env and cluster.json. Chooses the port, unless the one at hand is free or @keep_port. */
 int place_prepare(struct place *place, bool keep_port, struct error *e);
 
-char *place_path(const struct place *place, const char *name); /* D/NAME; NULL: no memory */
 char *place_node_path(const struct place *place, uint64_t node,
 		      const char *name); /* D/node-N/NAME, or D/node-N for "" */
 

@@ -30,7 +30,7 @@ static struct lmdb *of(struct meta *meta)
 
 /* ---- errors ---- */
 
-int lmdb_errno(int rc)
+static int lmdb_errno(int rc)
 {
 	if (rc >= 0)
 		return -rc;

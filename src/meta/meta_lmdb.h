@@ -63,8 +63,8 @@ int meta_lmdb_open_sized(struct env *env, const char *path, uint64_t map_bytes, 
 
 /* ---- errors (meta_lmdb.c) ---- */
 
-int lmdb_errno(int rc); /* of LMDB's codes: negative, and -ERR_EDAMAGED for what only a damaged file explains */
-int lmdb_fail(struct lmdb *l, struct error *e, int rc, const char *doing); /* words; returns lmdb_errno(rc) */
+/* Words for LMDB's @rc. Returns a negative errno, -ERR_EDAMAGED for what only a damaged file explains. */
+int lmdb_fail(struct lmdb *l, struct error *e, int rc, const char *doing);
 
 /*
  * Runs @fn(@arg) so that an assertion inside LMDB, which would end the process, becomes MDB_PANIC. What @fn had opened in

@@ -157,12 +157,6 @@ struct pool *store_pool(struct store *store)
 	return store->pool;
 }
 
-struct backend *store_backend(struct store *store)
-{
-	CHECK_MAGIC(store, STORE_MAGIC);
-	return store->backend;
-}
-
 void store_stats(const struct store *store, struct store_stats *ret)
 {
 	CHECK_MAGIC(store, STORE_MAGIC);

@@ -17,7 +17,6 @@ void store_free(
 	struct store
 		*store); /* accepts NULL; after cluster_stop(), before cluster_free(); nobody waits in it any more */
 struct pool *store_pool(struct store *store);
-struct backend *store_backend(struct store *store);
 
 /* Where a block is: its identity, and its place in the backend. */
 struct block_ref {
