@@ -14,6 +14,9 @@
 #define SETTLE_MS	5000 /* for telling a node that a save has failed */
 #define LOCATE_RETRY_MS 100
 
+/* Bundles whose last structure a group keeps, on either side: a job may save each step under a name of its own. */
+#define REMEMBERED_MAX 8
+
 struct groups {
 	uint32_t magic;
 	struct env *env;

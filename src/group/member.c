@@ -296,6 +296,8 @@ static int take_structure(struct rank *rank, const struct msg_save *save, struct
 	r = put_list(&structure->items, &save->items);
 	if (!r && known)
 		structure_put(map_remove(map, view_buf(&key)));
+	while (!r && map->n >= (size_t)rank->group->n_ranks * REMEMBERED_MAX)
+		structure_put(map_remove(map, map_key(map_first(map))));
 	if (!r)
 		r = map_put(map, view_buf(&key), structure);
 	if (r) {
@@ -536,6 +538,8 @@ static void remember_part(struct msave *save)
 	if (map_get(parts, view_str(save->bundle)) == save->part)
 		return;
 	part_put(map_remove(parts, view_str(save->bundle)));
+	while (parts->n >= REMEMBERED_MAX)
+		part_put(map_remove(parts, map_key(map_first(parts))));
 	if (!map_put(parts, view_str(save->bundle), save->part))
 		save->part->refs++;
 }

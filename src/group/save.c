@@ -109,6 +109,8 @@ static void remember(struct csave *save)
 	if (known == save->recipe || save->group->incarnation != save->incarnation)
 		return;
 	recipe_put(map_remove(&save->group->remembered, view_str(save->bundle)));
+	while (save->group->remembered.n >= REMEMBERED_MAX)
+		recipe_put(map_remove(&save->group->remembered, map_key(map_first(&save->group->remembered))));
 	if (!map_put(&save->group->remembered, view_str(save->bundle), save->recipe))
 		save->recipe->refs++;
 }
