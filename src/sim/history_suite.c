@@ -191,6 +191,23 @@ static void kill_node(struct node *n, enum deed deed)
 	}
 }
 
+/* Everywhere at once: a store that forgets while its writers go on as if nothing had happened would be none. */
+static void lose_power(struct history *h)
+{
+	for (unsigned i = 0; i < h->n_nodes; i++) {
+		struct node *n = &h->nodes[i];
+
+		if (!n->env || sim_env(n->env)->dead)
+			continue;
+		world_kill(n->env, DEATH_MACHINE);
+		wake_all(&n->place);
+	}
+	if (h->model_store)
+		return;
+	history_deed(h, DEED_STORE_LOST_POWER);
+	world_power_loss(h->world, STORE);
+}
+
 /* ---- listeners ---- */
 
 static void on_point(enum point point)
@@ -203,7 +220,11 @@ static void on_point(enum point point)
 	world_tell(h->world, NULL, "point %s", point_name(point));
 	if (h->calm || h->healed || point != h->point || !h->point_count || --h->point_count)
 		return;
-	kill_node(&h->nodes[world_random(h->world, h->n_nodes)], DEED_NODE_KILLED_AT_POINT);
+	if (world_random(h->world, 3) == 0)
+		lose_power(h);
+	else
+		kill_node(&h->nodes[world_random(h->world, 2) ? 0 : world_random(h->world, h->n_nodes)],
+			  DEED_NODE_KILLED_AT_POINT); /* the first has the engine */
 	h->point = (enum point)world_random(h->world, POINTS);
 	h->point_count = 1 + (unsigned)world_random(h->world, 3);
 }
@@ -224,9 +245,10 @@ static void on_log(void *arg, enum log_level level, const char *line)
 
 static void inject_fault(struct history *h)
 {
-	static const enum fault faults[] = { FAULT_READ_FLIP, FAULT_READ_EIO, FAULT_WRITE_EIO, FAULT_NO_SPACE,
-					     FAULT_SYNC_EIO,  FAULT_NAME_EIO, FAULT_SLOW,      FAULT_LINK_TWICE,
-					     FAULT_NAME_LATE, FAULT_CUT,      FAULT_LATE,      FAULT_WIRE_FLIP };
+	static const enum fault faults[] = { FAULT_READ_FLIP,  FAULT_READ_EIO,	 FAULT_WRITE_EIO, FAULT_NO_SPACE,
+					     FAULT_SYNC_EIO,   FAULT_NAME_EIO,	 FAULT_SLOW,	  FAULT_LINK_TWICE,
+					     FAULT_NAME_LATE,  FAULT_CUT,	 FAULT_LATE,	  FAULT_WIRE_FLIP,
+					     FAULT_LINK_TWICE, FAULT_LINK_TWICE, FAULT_NAME_EIO,  FAULT_NAME_LATE };
 	char where[16];
 
 	if (h->world->n_planned == SIM_PLANNED_MAX)
@@ -269,23 +291,6 @@ static struct person *some_person(struct history *h)
 	return found;
 }
 
-/* Everywhere at once: a store that forgets while its writers go on as if nothing had happened would be none. */
-static void lose_power(struct history *h)
-{
-	for (unsigned i = 0; i < h->n_nodes; i++) {
-		struct node *n = &h->nodes[i];
-
-		if (!n->env || sim_env(n->env)->dead)
-			continue;
-		world_kill(n->env, DEATH_MACHINE);
-		wake_all(&n->place);
-	}
-	if (h->model_store)
-		return;
-	history_deed(h, DEED_STORE_LOST_POWER);
-	world_power_loss(h->world, STORE);
-}
-
 static int make_trouble(void *arg)
 {
 	struct history *h = arg;
@@ -320,6 +325,7 @@ static int make_trouble(void *arg)
 				lose_power(h);
 			break;
 		default:
+			inject_fault(h);
 			inject_fault(h);
 			break;
 		}

@@ -248,11 +248,11 @@ static void draw_step(struct run *job, unsigned i)
 	}
 	bool same = i > 0 && world_random(h->world, 4) != 0;
 	uint64_t number = job->first_step + i;
-	bool again = !job->must && i && job->steps[i - 1].kind == STEP_SAVE && world_random(h->world, 20) == 0;
+	bool again = !job->must && i && job->steps[i - 1].kind == STEP_SAVE && world_random(h->world, 10) == 0;
 	if (again)
 		number = job->steps[i - 1].attempt->step; /* once more, which is refused */
 	if (!same)
-		job->structure = world_random(h->world, UINT64_MAX) & ~(world_random(h->world, 6) ? 0 :
+		job->structure = world_random(h->world, UINT64_MAX) & ~(world_random(h->world, 4) ? 0 :
 									world_random(h->world, 4) ? UINT64_C(7) :
 												    UINT64_C(63));
 	step->attempt = truth_attempt(h, job->bundle, number, job->n_ranks, job->structure);

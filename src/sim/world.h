@@ -32,10 +32,10 @@
 	X(READ_EIO, 2000, "a read, list or stat failed")                                       \
 	X(READ_FLIP, 1000, "a read gave one wrong bit")                                        \
 	X(WRITE_EIO, 2000, "a write failed after a part of its bytes")                         \
-	X(NO_SPACE, 2000, "ENOSPC")                                                            \
-	X(SYNC_EIO, 3000, "a sync failed; what it should have kept is lost at the next crash") \
-	X(NAME_EIO, 3000, "link, rename or unlink answered EIO, with or without effect")       \
-	X(LINK_TWICE, 5000, "a link was made, and the answer was EEXIST (NFS sent it twice)")  \
+	X(NO_SPACE, 4000, "ENOSPC")                                                            \
+	X(SYNC_EIO, 6000, "a sync failed; what it should have kept is lost at the next crash") \
+	X(NAME_EIO, 10000, "link, rename or unlink answered EIO, with or without effect")      \
+	X(LINK_TWICE, 20000, "a link was made, and the answer was EEXIST (NFS sent it twice)") \
 	X(NAME_LATE, 50000, "a name under 3 s old, made by another env, was not seen (NFS)")   \
 	X(SLOW, 3000, "a file call took up to 5 s")                                            \
 	X(NO_MEMORY, 50000, "no arena")                                                        \
