@@ -8,6 +8,7 @@
 
 #include "group/member.h"
 
+#define ROOM_LOOK_MS	 200   /* so often a save that waits for room looks whether it is still wanted */
 #define GRANTS_PER_FRAME 16384 /* of at most 44 bytes each: within a frame's body */
 
 CLEANUP_OF(struct msave *, msave_put);
@@ -127,12 +128,59 @@ static int check_room(const struct msave *save, struct error *e)
 	return 0;
 }
 
+static void end_turn(struct groups **turn)
+{
+	if (!*turn)
+		return;
+	(*turn)->admitting = false;
+	wake_all(&(*turn)->admission);
+}
+
+/*
+ * Saves take their room one after the other: of two that did so at the same time each could hold a part of what the other waits for.
+ * Who has its turn waits for saves alone that hold all of theirs and drain. *@ret_turn is to be given back by end_turn().
+ */
+static int wait_turn(struct msave *save, uint64_t deadline_ns, struct groups **ret_turn, struct error *e)
+{
+	struct groups *groups = save->groups;
+	int r = 0;
+
+	while (!r && groups->admitting && save->state == SAVE_RESERVING)
+		r = wait_at(&groups->admission, deadline_ns);
+	if (r)
+		return error_set(e, r, "step %" PRIu64 " of %s: the saves before it have not got their room in time",
+				 save->step, save->bundle);
+	if (save->state == SAVE_RESERVING) {
+		groups->admitting = true;
+		*ret_turn = groups;
+	}
+	return 0;
+}
+
+/* Waits in steps, since a save that has failed meanwhile must let go of what it has. */
+static int take_room(struct msave *save, enum pool_kind kind, uint32_t bytes, uint64_t deadline_ns, struct block **ret,
+		     struct error *e)
+{
+	struct env *env = save->groups->env;
+	int r;
+
+	do {
+		uint64_t look_ns = env_in_ms(env, ROOM_LOOK_MS);
+
+		r = store_block_new(save->groups->store, kind, bytes, look_ns < deadline_ns ? look_ns : deadline_ns,
+				    ret, e);
+	} while (r == -ETIMEDOUT && save->state == SAVE_RESERVING && env_now(env) < deadline_ns);
+	return r;
+}
+
 static int make_room(struct msave *save, uint64_t deadline_ns, struct error *e)
 {
-	struct store *store = save->groups->store;
+	_cleanup_(end_turn) struct groups *turn = NULL;
 	const struct part *part = save->part;
 	int r = check_room(save, e);
 
+	if (!r)
+		r = wait_turn(save, deadline_ns, &turn, e);
 	if (r)
 		return r;
 	save->blocks = calloc(part->n_blocks + 1, sizeof(*save->blocks));
@@ -141,12 +189,12 @@ static int make_room(struct msave *save, uint64_t deadline_ns, struct error *e)
 		return -ENOMEM;
 	for (size_t i = 0; !r && i < part->n_blocks && save->state == SAVE_RESERVING; i++)
 		if (part->blocks[i].mode == CAPTURE_COPY)
-			r = store_block_new(store, POOL_CAPTURE, part->blocks[i].bytes, deadline_ns,
-					    &save->blocks[i].block, e);
+			r = take_room(save, POOL_CAPTURE, part->blocks[i].bytes, deadline_ns, &save->blocks[i].block,
+				      e);
 	for (size_t i = 0; !r && i < part->n_receives && save->state == SAVE_RESERVING; i++)
-		r = store_block_new(store, POOL_READ, part->receives[i].bytes, deadline_ns, &save->received[i], e);
-	if (!r && save->state != SAVE_RESERVING)
-		r = error_set(e, save->error.code, "%s", save->error.text);
+		r = take_room(save, POOL_READ, part->receives[i].bytes, deadline_ns, &save->received[i], e);
+	if (save->state != SAVE_RESERVING)
+		return error_set(e, save->error.code, "%s", save->error.text);
 	return r;
 }
 
@@ -328,7 +376,7 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 	int r = msg_g_capture_decode(body, &capture);
 	struct msave *found = r ? NULL : msave_by_id(groups, capture.save_id);
 
-	if (!found || !save_state_may_move(found->state, SAVE_CAPTURING))
+	if (!found || !found->blocks || !save_state_may_move(found->state, SAVE_CAPTURING))
 		return error_set(e, -ENOENT, "no save %016" PRIx64 " to capture here", capture.save_id);
 	found->refs++;
 	_cleanup_(cleanup_msave_put) struct msave *save = found;

@@ -23,12 +23,14 @@ struct groups {
 	struct cluster *cluster;
 	struct store *store;
 	struct bundles *bundles;
-	uint64_t token;		/* this daemon as a holder of leases */
-	struct nursery flows;	/* coordinators' saves and leases */
-	struct map members;	/* struct mgroup by tenant, group, incarnation */
-	struct map coordinated; /* struct cgroup by tenant, group */
-	struct map saves;	/* struct msave by save id, once it has one */
-	struct list msaves;	/* all struct msave of this node */
+	uint64_t token;		    /* this daemon as a holder of leases */
+	struct nursery flows;	    /* coordinators' saves and leases */
+	struct map members;	    /* struct mgroup by tenant, group, incarnation */
+	struct map coordinated;	    /* struct cgroup by tenant, group */
+	struct map saves;	    /* struct msave by save id, once it has one */
+	struct list msaves;	    /* all struct msave of this node */
+	bool admitting;		    /* one of them takes its room, */
+	struct waitplace admission; /* the others wait here for their turn */
 	struct peer_watch watch;
 };
 
