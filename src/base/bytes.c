@@ -1,5 +1,6 @@
 #include "base/bytes.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -272,5 +273,22 @@ int hex_decode(void *out, size_t len, const char *hex)
 			return -EINVAL;
 	for (size_t i = 0; i < len; i++)
 		b[i] = (uint8_t)(hex_value(hex[2 * i]) * 16 + hex_value(hex[2 * i + 1]));
+	return 0;
+}
+
+int size_parse(const char *text, uint64_t *ret)
+{
+	static const char units[] = "KMGT";
+	char *end;
+
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	errno = 0;
+	uint64_t value = strtoull(text, &end, 10);
+	const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+	unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
+	if (errno || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
+		return -EINVAL;
+	*ret = value << shift;
 	return 0;
 }

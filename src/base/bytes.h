@@ -51,6 +51,9 @@ void hex_encode(char *out, const void *p, size_t len);
 /* And back, from exactly 2 * len characters of @hex; what follows is not looked at. -EINVAL: not lower-case hex. */
 int hex_decode(void *out, size_t len, const char *hex);
 
+/* A size as people write it: a number of bytes, or one with K, M, G or T (powers of 1024). -EINVAL. */
+int size_parse(const char *text, uint64_t *ret);
+
 /* True if a + b or a * b overflows; else the result in *ret. */
 #define add_overflows(a, b, ret) __builtin_add_overflow(a, b, ret)
 #define mul_overflows(a, b, ret) __builtin_mul_overflow(a, b, ret)

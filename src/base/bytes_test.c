@@ -244,6 +244,22 @@ static void what_is_not_lower_case_hex_is_refused_and_changes_nothing(void **sta
 	assert_int_equal(out[1], 0x1b);
 }
 
+static void sizes_are_read_with_units(void **state)
+{
+	uint64_t value = 5;
+
+	assert_int_equal(size_parse("64M", &value), 0);
+	assert_int_equal(value, 64 << 20);
+	assert_int_equal(size_parse("100", &value), 0);
+	assert_int_equal(value, 100);
+	assert_int_equal(size_parse("1x", &value), -EINVAL);
+	assert_int_equal(size_parse("-1", &value), -EINVAL);
+	assert_int_equal(size_parse("", &value), -EINVAL);
+	assert_int_equal(size_parse("99999999T", &value), -EINVAL);
+	assert_int_equal(size_parse("1MB", &value), -EINVAL);
+	assert_int_equal(value, 100);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -260,6 +276,7 @@ int main(void)
 		cmocka_unit_test(numbers_lie_little_endian_at_any_address),
 		cmocka_unit_test(hex_comes_back_as_it_went),
 		cmocka_unit_test(what_is_not_lower_case_hex_is_refused_and_changes_nothing),
+		cmocka_unit_test(sizes_are_read_with_units),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

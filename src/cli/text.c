@@ -1,6 +1,5 @@
 #include "cli/text.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -25,23 +24,6 @@ void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX])
 	for (; value >= 1000 && unit < 6; unit++)
 		value /= 1024;
 	snprintf(out, TEXT_SIZE_MAX, unit && value < 99.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
-}
-
-int text_parse_size(const char *text, uint64_t *ret)
-{
-	static const char units[] = "KMGT";
-	char *end;
-
-	if (!isdigit((unsigned char)*text))
-		return -EINVAL;
-	errno = 0;
-	uint64_t value = strtoull(text, &end, 10);
-	const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-	unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
-	if (errno || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
-		return -EINVAL;
-	*ret = value << shift;
-	return 0;
 }
 
 /* Also counts alone, with @out NULL. C1 controls, which some terminals obey, are two bytes in UTF-8: c2 80 to c2 9f. */

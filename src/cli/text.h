@@ -17,8 +17,6 @@ CLEANUP_OF(json_t *, json_decref);
 
 /* "512 B", "1.5 KiB", "90.9 MiB": three digits or so. */
 void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX]);
-/* A number of bytes, or one with K, M, G or T (powers of 1024). -EINVAL. */
-int text_parse_size(const char *text, uint64_t *ret);
 /* Prints @text with control characters as \xNN, so that a name cannot command the terminal. Returns its width in columns. */
 size_t text_print(FILE *out, const char *text);
 

@@ -3,7 +3,6 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,22 +23,6 @@ static void sizes_are_short(void **state)
 	assert_string_equal(size(90900000), "86.7 MiB");
 	assert_string_equal(size(UINT64_C(300) << 30), "300 GiB");
 	assert_string_equal(size(UINT64_MAX), "16.0 EiB");
-}
-
-static void sizes_are_read_with_units(void **state)
-{
-	uint64_t value = 5;
-
-	assert_int_equal(text_parse_size("64M", &value), 0);
-	assert_int_equal(value, 64 << 20);
-	assert_int_equal(text_parse_size("100", &value), 0);
-	assert_int_equal(value, 100);
-	assert_int_equal(text_parse_size("1x", &value), -EINVAL);
-	assert_int_equal(text_parse_size("-1", &value), -EINVAL);
-	assert_int_equal(text_parse_size("", &value), -EINVAL);
-	assert_int_equal(text_parse_size("99999999T", &value), -EINVAL);
-	assert_int_equal(text_parse_size("1MB", &value), -EINVAL);
-	assert_int_equal(value, 100);
 }
 
 static void names_cannot_command_a_terminal(void **state)
@@ -68,7 +51,6 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sizes_are_short),
-		cmocka_unit_test(sizes_are_read_with_units),
 		cmocka_unit_test(names_cannot_command_a_terminal),
 		cmocka_unit_test(numbers_beyond_a_readers_range_are_strings),
 	};

@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "cli/command.h"
 #include "cli/daemons.h"
@@ -87,7 +88,7 @@ static void take_option(struct command *command, int key, char *value, struct ar
 		up->meta = value;
 	else if (key == KEY_REBUILD)
 		up->rebuild = true;
-	else if (text_parse_size(value, &up->pool_bytes) || !up->pool_bytes || up->pool_bytes > INT64_MAX)
+	else if (size_parse(value, &up->pool_bytes) || !up->pool_bytes || up->pool_bytes > INT64_MAX)
 		argp_error(state,
 			   "--pool: \"%s\" is not allowed; it must be a number of bytes, or one with K, M, G or T",
 			   value);

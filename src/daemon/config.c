@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/cleanup.h"
 #include "base/log.h"
@@ -40,21 +41,8 @@ static int parse_TEXT(const char *text, char **ret, const char **ret_allowed)
 
 static int parse_SIZE(const char *text, uint64_t *ret, const char **ret_allowed)
 {
-	static const char units[] = "KMGT";
-	char *end;
-
 	*ret_allowed = "a number of bytes, or one with K, M, G or T (powers of 1024)";
-	if (!isdigit((unsigned char)*text))
-		return -EINVAL;
-	errno = 0;
-	uint64_t value = strtoull(text, &end, 10);
-	const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
-	unsigned shift = unit ? 10 * (unsigned)(unit - units + 1) : 0;
-
-	if (errno || (*end && (!unit || end[1])) || value > UINT64_MAX >> shift)
-		return -EINVAL;
-	*ret = value << shift;
-	return 0;
+	return size_parse(text, ret);
 }
 
 static int parse_COUNT(const char *text, uint64_t *ret, const char **ret_allowed)
