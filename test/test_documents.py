@@ -1,10 +1,14 @@
 """The documents: what they say is compared with the source, and what they tell a reader to type is typed."""
 import errno
+import json
 import os
 import re
+import resource
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -273,3 +277,119 @@ def test_the_tour_can_be_walked(make_folder):
         if status != "0" or not looks_like(shown.replace("/tmp/tour", str(folder)), output)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# ---- field-troubles.md ----------------------------------------------------------------------------------------------------------
+
+ENDED = 10  # seconds in which a daemon says why it cannot start
+WARM_SAVES, MORE_SAVES = 25, 25
+GROWTH_BYTES = 8192  # a save, at most
+
+
+def test_each_test_that_the_page_of_troubles_names_exists():
+    named = re.findall(r"`((?:test|[a-z]+)_[a-z0-9_]{8,})`", page("field-troubles.md"))
+    files = [*ROOT.glob("test/*.py"), *ROOT.glob("python/tests/*.py"), *ROOT.glob("src/*/*_test.c"), *ROOT.glob("src/*/*_suite.c")]
+    known = set(re.findall(r"\w+", "\n".join(path.read_text() for path in files)))
+    assert len(named) > 40 and not [name for name in named if name not in known]
+
+
+@pytest.fixture
+def small_disk(make_folder) -> Iterator[list[str]]:
+    """A command's beginning under which a tmpfs of 3 MiB lies at its last word, for that command and its children."""
+    place = make_folder()
+    inside = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    yield [*inside, "sh", "-c", 'mount -t tmpfs -o size=3M tmpfs "$0" && exec "$@"', str(place)]
+
+
+def test_a_full_store_fails_the_save_and_nothing_else(cluster, small_disk, tmp_path):
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(Random(1).randbytes(1 << 20))
+    large.write_bytes(Random(2).randbytes(5 << 19))
+    up = ["up", "--dir", cluster.folder, "--nodes", "2", "--pool", "64M", "--store", f"dir:{small_disk[-1]}"]
+    subprocess.run([*small_disk, FOREBAY, *map(str, up)], check=True, stdout=subprocess.DEVNULL)
+    cluster.run("put", "a", small)
+    with forebay.connect(str(cluster.socket())) as fb, fb.join("full", run="1", rank=0, size=1) as group:
+        with group.save("a", step=2) as save:
+            save.add("large", large.read_bytes())
+        save.captured.wait(30)
+        with pytest.raises(forebay.Error, match=f"{small_disk[-1]}.*No space left on device") as failure:
+            save.durable.wait(30)
+        assert failure.value.name == "ENOSPC" and save.version == 0
+    assert [version["number"] for version in json.loads(cluster.run("ls", "a", "--json").stdout)["bundles"][0]["versions"]] == [1]
+    assert "clean" in cluster.run("verify", "a").stdout
+    cluster.run("put", "a", small)  # there is room for it again
+    assert "No space left" in cluster.run("put", "a", large, status=1).stderr
+    assert len(cluster.daemons()) == 2
+
+
+def test_a_store_that_was_copied_by_hand_is_whole(running, store, cluster):
+    copy = cluster.folder.parent / "copy"
+    subprocess.run(["cp", "-r", store, copy], check=True)
+    cluster.up(1, "--store", f"dir:{copy}", "--rebuild")
+    assert cluster.run("ls", "-r", "--json").stdout == running.run("ls", "-r", "--json").stdout
+    assert "clean" in cluster.run("verify", "ckpt/a.b@prod/é").stdout
+
+
+def state_of(pid: int) -> tuple[int, int, int]:
+    """Descriptors, threads, and bytes of anonymous memory of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), int(status["RssAnon"].split()[0]) << 10
+
+
+def test_many_saves_leave_no_descriptor_thread_or_memory(running):
+    pids = [*running.pids(), os.getpid()]
+    with forebay.connect(str(running.socket())) as fb, fb.join("many", run="1", rank=0, size=1) as group:
+        for step in range(WARM_SAVES + MORE_SAVES):
+            if step == WARM_SAVES:
+                before = [state_of(pid) for pid in pids]
+            with group.save("many", step=step, copies=2) as save:
+                save.add("x", np.full(3000, step))
+            save.durable.wait(60)
+        after = [state_of(pid) for pid in pids]
+    for (files, threads, memory), (files_then, threads_then, memory_then) in zip(before, after):
+        assert (files_then, threads_then) == (files, threads)
+        assert memory_then - memory < GROWTH_BYTES * MORE_SAVES
+
+
+def test_no_locked_memory_is_needed(cluster, tmp_path):
+    lock = (resource.RLIMIT_MEMLOCK, (0, 0))
+    cluster.up(1, preexec_fn=lambda: resource.setrlimit(*lock))
+    cluster.run("put", "a", ROOT / "docs", preexec_fn=lambda: resource.setrlimit(*lock))
+    assert "clean" in cluster.run("verify", "a").stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [("store", "dir:/no/store", "store: /no/store: .*No such file or directory"), ("meta", "lmdb:/no/meta/m", "/no/meta/m"),
+     ("meta", "lmdb:/proc/m", "/proc/m"), ("socket", "/no/folder/s", "/no/folder"), ("socket", "/proc/s", "/proc/s"),
+     ("listen", "tcp:127.0.0.1:{port}", "tcp:127.0.0.1:{port}: cannot listen: Address already in use"),
+     ("listen", "tcp:192.0.2.1:7400", "192.0.2.1:7400: cannot listen: Cannot assign"), ("listen", "tcp:lo:7400", "lo"),
+     ("listen", "tcp:^lo,docker", "listen"), ("pool", "1M", "pool: 1048576 bytes are too few"),
+     ("pool", "3000G", "room for only|Cannot allocate|at most")],
+)  # fmt: skip
+def test_a_daemon_that_lacks_something_says_so_and_ends(tmp_path, setting, value, words):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "store").mkdir()
+        settings = {"store": f"dir:{tmp_path}/store", "meta": f"lmdb:{tmp_path}/meta", "socket": str(tmp_path / "socket"), "pool": "8M"}
+        settings[setting] = value.format(port=port)
+        flags = [word for name, given in settings.items() for word in (f"--{name}", given)]
+        result = subprocess.run([FOREBAY.parent / "forebayd", *flags], capture_output=True, text=True, timeout=ENDED)
+    assert result.returncode in (1, 2) and re.search(words.format(port=port), result.stderr), result.stderr
+    assert not (tmp_path / "socket").exists()
+
+
+def test_a_client_outlives_its_daemon(cluster):
+    cluster.up(1)
+    with forebay.connect(str(cluster.socket())) as old:
+        assert old.list() == []
+        cluster.kill()
+        with pytest.raises(forebay.Error, match="is gone"):
+            old.list()
+        with pytest.raises(forebay.Error, match="nobody listens there|is gone"):
+            forebay.connect(str(cluster.socket()))
+        cluster.up()
+        with pytest.raises(forebay.Error, match="is gone"):
+            old.list()
+        with forebay.connect(str(cluster.socket())) as new:
+            assert new.list() == []
