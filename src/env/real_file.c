@@ -18,7 +18,7 @@
 #include "base/cleanup.h"
 
 #define AHEAD_BYTES    (256u << 10) /* of a read */
-#define LIST_NAMES_MAX (1u << 22) /* in one directory */
+#define LIST_NAMES_MAX (1u << 22)   /* in one directory */
 
 struct dir {
 	uint32_t magic;
