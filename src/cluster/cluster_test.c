@@ -512,6 +512,34 @@ static void an_engine_older_than_the_store_must_be_rebuilt(void **state)
 	bed_run(state, older_story);
 }
 
+/* A try to join that failed half-way has left a generation, which a rebuild has overtaken since. */
+static int overtaken_story(struct bed *bed)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	const uint32_t rebuilt = 3;
+	struct error e;
+	struct meta_req *req = meta_req_new(META_TXN);
+
+	bed_start(bed, 0);
+	struct cluster *cluster = bed_new(bed, 1, "bed", &e);
+	cluster_set_generation(cluster, 1);
+	EXPECT_INT(put_u32(&value, &rebuilt), 0);
+	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
+	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
+	meta_req_free(req);
+	cluster_set_generation(at(bed, 0), rebuilt);
+	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), 0, &e);
+	EXPECT_INT(cluster_generation(cluster), rebuilt);
+	cluster_stop(cluster);
+	cluster_free(cluster);
+	return 0;
+}
+
+static void a_node_that_tries_to_join_again_asks_for_the_generation_anew(void **state)
+{
+	bed_run(state, overtaken_story);
+}
+
 /* The first start wrote the token and g/1, and was killed before it wrote the generation. */
 static int cut_story(struct bed *bed)
 {
@@ -618,6 +646,7 @@ int main(void)
 		TEST_NEW(a_new_cluster_begins_with_generation_1_and_keeps_it),
 		TEST_NEW(an_empty_engine_before_a_store_in_use_must_be_rebuilt),
 		TEST_NEW(an_engine_older_than_the_store_must_be_rebuilt),
+		TEST_NEW(a_node_that_tries_to_join_again_asks_for_the_generation_anew),
 		TEST_NEW(a_first_start_that_was_cut_short_is_gone_on_with),
 		TEST(every_node_knows_all_members_sorted_by_name),
 		TEST_NEW(a_node_is_its_own_failure_domain_unless_told_otherwise),
