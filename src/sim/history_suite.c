@@ -15,7 +15,7 @@
 #include "sim/inside.h"
 
 #define HISTORY_NS  (7200 * NS_PER_S) /* a history that takes longer does not end */
-#define POOL_ENOUGH (16u << 20)	      /* where all must succeed */
+#define POOL_ENOUGH (64u << 20)	      /* where all must succeed */
 #define READY_MS    90000	      /* for a healed cluster to be whole again */
 #define VERIFY_MS   60000
 #define AWAY_MS	    8000 /* of a dead node, at most */
