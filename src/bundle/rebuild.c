@@ -14,7 +14,8 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-#define CLEAR_BATCH 256 /* rows deleted in one transaction */
+#define NAMES_LATE_MS 3500 /* until every name shows that was made before: NFS mounted with actimeo=3 */
+#define CLEAR_BATCH   256  /* rows deleted in one transaction */
 
 /* A label's moves, as the keys have them, ascending. */
 struct moves {
@@ -369,7 +370,10 @@ int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuil
 	if (failed)
 		return failed;
 	cluster_set_generation(bundles->cluster, generation);
-	failed = clear_rows(&r);
+	/* older writers are fenced off by now; what they made last, a shared file system may show only after a while */
+	failed = fiber_sleep_until(env_in_ms(bundles->env, NAMES_LATE_MS));
+	if (!failed)
+		failed = clear_rows(&r);
 	if (!failed)
 		failed = keys_each(bundles, "t/", take_key, &r, deadline_ns, e);
 	if (!failed)
