@@ -14,10 +14,11 @@
 
 #include "base/check.h"
 
-#define RECORD_PREFIX  "n/"
-#define RECORD_KEY_MAX (sizeof(RECORD_PREFIX) + NODE_NAME_MAX)
-#define RECORDS_A_PAGE 256
-#define JOIN_ATTEMPTS  8 /* against another node of the same name that joins at this moment */
+#define DIAL_PATIENCE_MS 200 /* for all of a list's nodes together */
+#define RECORD_PREFIX	 "n/"
+#define RECORD_KEY_MAX	 (sizeof(RECORD_PREFIX) + NODE_NAME_MAX)
+#define RECORDS_A_PAGE	 256
+#define JOIN_ATTEMPTS	 8 /* against another node of the same name that joins at this moment */
 
 struct record {
 	struct view address, domain;
@@ -250,6 +251,21 @@ static int infos_page(struct cluster *cluster, uint64_t deadline_ns, struct buf 
 	return 0;
 }
 
+/* Those that were down were just dialled again: gives them a moment, so that a node that has come back counts at once. */
+static void await_dialled(struct cluster *cluster, struct node_info *infos, size_t n, uint64_t deadline_ns)
+{
+	uint64_t patience_ns = env_in_ms(cluster->env, DIAL_PATIENCE_MS);
+
+	for (size_t i = 0; i < n; i++) {
+		struct peer *peer = infos[i].up ? NULL : peer_find(cluster, infos[i].name);
+
+		if (!peer)
+			continue;
+		(void)link_ready(&peer->control, patience_ns < deadline_ns ? patience_ns : deadline_ns, NULL);
+		infos[i].up = !peer->down;
+	}
+}
+
 int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf infos = { 0 }, after = { 0 };
@@ -263,6 +279,7 @@ int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_inf
 	}
 	*ret_n = infos.len / sizeof(**ret);
 	*ret = (struct node_info *)TAKE(infos.ptr);
+	await_dialled(cluster, *ret, *ret_n, deadline_ns);
 	return 0;
 }
 
