@@ -437,6 +437,8 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 		return r;
 	}
 	struct msg_join_reply reply = { .incarnation = incarnation, .epoch = group->epoch };
+	for (uint32_t i = 0; i < group->size; i++)
+		reply.here += group->ranks[i].presence == RANK_HERE && !strcmp(group->ranks[i].node, from);
 	return msg_join_reply_encode(&reply, answer);
 }
 

@@ -185,7 +185,7 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 	for (size_t i = 0; i < n; i++)
 		load->needed[blocks[i]] = true;
 	load->n_ranks++;
-	if (load->n_ranks == group->n_ranks) {
+	if (load->n_ranks >= mgroup_ranks_due(group)) {
 		load->asked = true;
 		load->refs++;
 		r = fiber_start(&group->groups->flows, "want", ask, load);

@@ -276,6 +276,7 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 		return -ENOMEM;
 	}
 	group->epoch = ret_reply->epoch;
+	group->n_expected = ret_reply->here;
 	rank->magic = RANK_MAGIC;
 	rank->group = group;
 	rank->number = join->rank;

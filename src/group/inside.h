@@ -144,13 +144,15 @@ struct mgroup {
 	uint64_t incarnation, epoch;
 	struct list ranks;	  /* struct rank, in order of their numbers */
 	uint32_t n_ranks, n_gone; /* here; gone, and not joined again */
+	uint32_t n_expected;	  /* that the coordinator counts here: some may not have heard of it yet */
 	struct list saves;	  /* struct msave */
 	struct map structures;	  /* struct structure by bundle and rank */
 	struct map parts;	  /* struct part by bundle: the node's part of the last plan */
 	struct map abandoned;	  /* words by step: a rank here took its part back before all had offered */
 	struct list loads;	  /* struct mload */
 };
-void mgroup_put(struct mgroup *group); /* accepts NULL */
+void mgroup_put(struct mgroup *group);		       /* accepts NULL */
+uint32_t mgroup_ranks_due(const struct mgroup *group); /* whose words are waited for */
 
 #define RANK_MAGIC 0x6b6e7246
 struct rank {

@@ -52,6 +52,11 @@ void mgroup_put(struct mgroup *group)
 	free(group);
 }
 
+uint32_t mgroup_ranks_due(const struct mgroup *group)
+{
+	return group->n_expected > group->n_gone ? group->n_expected - group->n_gone : group->n_ranks;
+}
+
 /* ---- life ----------------------------------------------------------------------------------------------------------- */
 
 static void drop_blocks(struct msave *save)
@@ -200,7 +205,7 @@ static int watch_save(void *arg)
 	if (r == -ETIMEDOUT) {
 		snprintf(words, sizeof(words),
 			 "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time", save->step,
-			 save->bundle, save->group->n_ranks - save->n_offers, save->group->n_ranks,
+			 save->bundle, mgroup_ranks_due(save->group) - save->n_offers, mgroup_ranks_due(save->group),
 			 cluster_node(save->groups->cluster));
 		msave_fail(save, -ERR_ERANK, words);
 	}
@@ -476,7 +481,7 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 	}
 	if (!r)
 		r = add_offer(save, rank, from->save, structure);
-	if (!r && save->n_offers == group->n_ranks) {
+	if (!r && save->n_offers >= mgroup_ranks_due(group)) {
 		save->sent = true;
 		wake_all(&save->changed);
 		save->refs++;

@@ -188,66 +188,64 @@ static struct msg_g_reserve reserve_head(const struct csave *save)
 	};
 }
 
-/* Asks the nodes in @wanted (NULL: all that take part); with @parts NULL by the plan's number alone. Sets @ret_again for nodes that
- * did not know it. */
-static int ask_room(struct csave *save, const struct node_part *parts, const bool *wanted, bool *ret_again,
-		    struct error *e)
+/* Asks one node to make room; with @part NULL by the plan's number alone, which it may not remember: *ret_need. */
+static int ask_room(struct csave *save, size_t node, const struct node_part *part, bool *ret_need, struct error *e)
 {
-	const struct recipe *recipe = save->recipe;
-	struct fan_call *calls = fan_new(recipe->n_nodes);
-	size_t n = 0;
-	int r = calls ? 0 : -ENOMEM;
+	struct fan_call *call = fan_new(1);
+	struct msg_g_reserve reserve = reserve_head(save);
+	struct msg_save_reply reply = { 0 };
 
-	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		struct msg_g_reserve reserve = reserve_head(save);
-
-		if (wanted ? !wanted[node] : !save_takes_part(save, node))
-			continue;
-		reserve.cached = !parts;
-		if (parts) {
-			reserve.blocks = list_buf_view(&parts[node].blocks);
-			reserve.receives = list_buf_view(&parts[node].receives);
-		}
-		calls[n].node = recipe->nodes[node];
-		r = msg_g_reserve_encode(&reserve, &calls[n++].body);
+	if (!call)
+		return -ENOMEM;
+	reserve.cached = !part;
+	if (part) {
+		reserve.blocks = list_buf_view(&part->blocks);
+		reserve.receives = list_buf_view(&part->receives);
 	}
+	call->node = save->recipe->nodes[node];
+	int r = msg_g_reserve_encode(&reserve, &call->body);
 	if (!r)
-		r = fan_out(save->group->groups, MSG_G_RESERVE, calls, n, drain_deadline(save), e);
-	for (size_t i = 0; !r && i < n; i++) {
-		struct msg_save_reply reply;
-
-		r = msg_save_reply_decode(view_buf(&calls[i].answer), &reply);
-		if (!r && reply.need_items)
-			ret_again[(calls[i].node - recipe->nodes[0]) / (ptrdiff_t)sizeof(*recipe->nodes)] = true;
-	}
-	fan_free(calls, n);
+		r = fan_out(save->group->groups, MSG_G_RESERVE, call, 1, drain_deadline(save), e);
+	if (!r)
+		r = msg_save_reply_decode(view_buf(&call->answer), &reply);
+	fan_free(call, 1);
+	*ret_need = reply.need_items;
 	return r;
 }
 
-static int save_reserve(struct csave *save, struct error *e)
+static void parts_free(struct node_part *parts, size_t n)
 {
-	const struct recipe *recipe = save->recipe;
-	_cleanup_(cleanup_mem) bool *again = calloc(recipe->n_nodes + 1, sizeof(*again));
-	struct node_part *parts = NULL;
-	bool any = !save->remembered;
-	int r = again ? 0 : -ENOMEM;
-
-	if (!r && save->remembered)
-		r = ask_room(save, NULL, NULL, again, e);
-	for (size_t i = 0; !r && i < recipe->n_nodes; i++)
-		any |= again[i];
-	if (r || !any)
-		return r;
-
-	parts = calloc(recipe->n_nodes + 1, sizeof(*parts));
-	r = parts ? list_parts(recipe, parts) : -ENOMEM;
-	if (!r)
-		r = ask_room(save, parts, save->remembered ? again : NULL, again, e);
-	for (size_t i = 0; parts && i < recipe->n_nodes; i++) {
+	for (size_t i = 0; parts && i < n; i++) {
 		list_buf_fini(&parts[i].blocks);
 		list_buf_fini(&parts[i].receives);
 	}
 	free(parts);
+}
+
+/* Node by node in the order of their names, as every save does: two groups that share nodes never wait for each other in a circle. */
+static int save_reserve(struct csave *save, struct error *e)
+{
+	const struct recipe *recipe = save->recipe;
+	struct node_part *parts = NULL;
+	int r = 0;
+
+	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
+		bool need = !save->remembered;
+
+		if (!save_takes_part(save, node))
+			continue;
+		if (!need)
+			r = ask_room(save, node, NULL, &need, e);
+		if (!r && need && !parts) {
+			parts = calloc(recipe->n_nodes + 1, sizeof(*parts));
+			r = parts ? list_parts(recipe, parts) : -ENOMEM;
+		}
+		if (!r && need)
+			r = ask_room(save, node, &parts[node], &need, e);
+		if (!r && need)
+			r = error_set(e, -EPROTO, "node %s does not take its part of the plan", recipe->nodes[node]);
+	}
+	parts_free(parts, recipe->n_nodes);
 	return r;
 }
 
@@ -504,6 +502,10 @@ static int save_give_slot_back(struct csave *save, int result)
 				 "version %" PRIu64 " of %s is published; its index entry is not sure", save->version,
 				 save->bundle);
 	}
+	if (r) /* the root's put may still be under way */
+		(void)error_prefix(&save->error,
+				   "not published yet, and whether version %" PRIu64 " of %s will be is not known",
+				   save->slot.number, save->bundle);
 	if (r)
 		logm(LOG_WARN, "save.slot-left", "save=%016" PRIx64 " bundle=%s version=%" PRIu64 " why=\"%s\"",
 		     save->save_id, save->bundle, save->slot.number, words.text);

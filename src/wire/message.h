@@ -82,7 +82,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(u64, pool_bytes)
 
 #define MSG_join(F)	  F(str, group) F(str, run) F(u32, rank) F(u32, size)
-#define MSG_join_reply(F) F(u64, handle) F(u64, incarnation) F(u64, epoch)
+#define MSG_join_reply(F) F(u64, handle) F(u64, incarnation) F(u64, epoch) F(u32, here) /* ranks on the caller's node */
 #define MSG_handle(F)	  F(u64, handle)
 #define MSG_empty(F)
 
