@@ -169,7 +169,8 @@ static int compare(struct cluster *cluster, uint32_t engine, uint32_t backend, u
 
 int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 {
-	cluster->generation = 0; /* one that a try before has read may be overtaken: calls with it would be fenced for ever */
+	cluster->generation =
+		0; /* one that a try before has read may be overtaken: calls with it would be fenced for ever */
 	for (;;) {
 		uint32_t engine = 0, backend = 0;
 		int r = read_engine(cluster, deadline_ns, &engine, e);
