@@ -381,15 +381,22 @@ struct report {
 	uint64_t number; /* the save's */
 };
 
+static void report_when_due(struct core_save *save);
+
 /* Refused: for this save there is nothing more to be had. */
 static void on_reported(struct request *request, const struct error *e, struct view body)
 {
 	struct report *own = container_of(request, struct report, request);
-	struct core_save *save = e ? find_save(own->core, own->number) : NULL;
+	struct core_save *save = find_save(own->core, own->number);
 
-	if (save)
-		save_fail(save, e, true);
 	free(own);
+	if (!save)
+		return;
+	save->n_reports--;
+	if (e)
+		save_fail(save, e, true);
+	else if (save->phase == PHASE_OFFERED && !save->cancelled)
+		report_when_due(save);
 }
 
 static void report(struct core_save *save)
@@ -416,7 +423,18 @@ static void report(struct core_save *save)
 	if (r) {
 		free(own);
 		core_lose(save->core, r, e.text);
+		return;
 	}
+	save->n_reports++;
+}
+
+static void report_when_due(struct core_save *save)
+{
+	unsigned n = save->filled.count;
+	bool due = n >= BATCH || save->filled_bytes >= BATCH_BYTES || !(save->queued + save->running);
+
+	if (n && due && (save->n_reports < REPORTS_MAX || n >= BATCH_MOST))
+		report(save);
 }
 
 void save_work_begun(struct core_save *save)
@@ -441,9 +459,7 @@ void save_work_done(struct core_save *save, struct work *work)
 			save->captured_bytes += work->span ? work->bytes : 0;
 			core_stats_set(&save->stats, "captured_bytes", save->captured_bytes);
 			save->filled_bytes += work->bytes;
-			if (save->filled.count >= BATCH || save->filled_bytes >= BATCH_BYTES ||
-			    !(save->queued + save->running))
-				report(save);
+			report_when_due(save);
 		}
 	}
 	save_settle(save);

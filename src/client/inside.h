@@ -12,6 +12,8 @@
 #define PARTIAL_MAX   (2u * BODY_MAX) /* bytes of messages that have come in part */
 #define TELL_MS	      60000	      /* deadline of messages whose reply nobody waits for */
 #define BATCH	      32	      /* results that are reported in one message, unless nothing more is under way */
+#define BATCH_MOST    16384	      /* and while REPORTS_MAX messages are under way: about 1 MiB */
+#define REPORTS_MAX   16	  /* of one save: a daemon serves so many requests of a session at a time and no more */
 #define BATCH_BYTES   (16u << 20) /* and so many that they stand for: the daemon sums them while the next are captured */
 #define BLOCK_MAX     (8u << 20)  /* bytes */
 #define ITEM_NAME_MAX 1024	  /* bytes of UTF-8 */
@@ -134,6 +136,7 @@ struct core_save {
 	unsigned queued, running;
 	struct list_buf filled; /* not yet reported */
 	uint64_t filled_bytes;	/* that they stand for */
+	unsigned n_reports;	/* under way */
 	bool cancelled;		/* by this side */
 	bool cancel_due, dropped;
 	struct error failure;
