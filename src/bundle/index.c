@@ -114,6 +114,9 @@ int index_version(struct bundles *bundles, const struct place *place, uint64_t n
 
 		if (r != META_CONFLICT)
 			return r;
+		r = change_pause(bundles, i);
+		if (r)
+			return r;
 	}
 	return change_failed(e, place);
 }

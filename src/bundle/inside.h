@@ -159,6 +159,7 @@ int change_begin(struct bundles *bundles, const struct place *place, const struc
 /* 0; META_CONFLICT: begin again; -ERR_ESTALEEPOCH: the fence's record has changed. The change is over either way. */
 int change_commit(struct change *change, uint64_t deadline_ns, struct error *e);
 void change_fini(struct change *change);
+int change_pause(struct bundles *bundles, int tries);	       /* waits a little before the next try; 0, -ECANCELED */
 int change_failed(struct error *e, const struct place *place); /* -EAGAIN: CHANGE_TRIES_MAX were not enough */
 
 /* Encodes a row and adds its put to the change. */

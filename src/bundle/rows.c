@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
+#define PAUSE_MAX_MS 64
+
 static struct meta *meta_of(struct bundles *bundles)
 {
 	return cluster_meta(bundles->cluster);
@@ -125,6 +127,15 @@ void change_fini(struct change *change)
 {
 	meta_req_free(change->req);
 	change->req = NULL;
+}
+
+/* Times grow to PAUSE_MAX_MS and are taken by chance, so that of many writers none is overtaken for ever. */
+int change_pause(struct bundles *bundles, int tries)
+{
+	uint32_t dice, most = tries < 6 ? 1u << tries : PAUSE_MAX_MS;
+
+	bundles->env->ops->random(bundles->env, &dice, sizeof(dice));
+	return fiber_sleep_until(env_in_ms(bundles->env, dice % (most + 1)));
 }
 
 int change_failed(struct error *e, const struct place *place)

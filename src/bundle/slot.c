@@ -92,6 +92,9 @@ static int record_slot(struct bundles *bundles, const struct place *place, const
 			r = change_commit(&change, deadline_ns, e);
 		if (r != META_CONFLICT)
 			return r;
+		r = change_pause(bundles, i);
+		if (r)
+			return r;
 	}
 	return change_failed(e, place);
 }
