@@ -118,7 +118,9 @@ static int name_check(struct view name, const char *what, size_t max, struct err
 	if (!view_is_utf8(name))
 		return error_set(e, -EINVAL, "the %s's name is not valid UTF-8", what);
 	for (size_t i = 0; i < name.len; i++) {
-		if (name.ptr[i] < 0x20 || name.ptr[i] == 0x7f)
+		bool c1 = name.ptr[i] == 0xc2 && name.ptr[i + 1] < 0xa0; /* it is UTF-8: one byte more is there */
+
+		if (name.ptr[i] < 0x20 || name.ptr[i] == 0x7f || c1)
 			return error_set(e, -EINVAL, "the %s's name has a control character at byte %zu", what, i);
 	}
 	CHECK(max < sizeof(encoded));

@@ -67,9 +67,9 @@ static void bad_bundle_names_are_refused_with_the_reason(void **state)
 	const struct {
 		const char *name, *words;
 	} cases[] = {
-		{ "", "empty" },      { "/a", "empty part" },	  { "a//b", "empty part" }, { "a/", "empty part" },
-		{ "a/./b", "\".\"" }, { "..", "\"..\"" },	  { "a\nb", "control" },    { "a\x7f", "control" },
-		{ "\xff", "UTF-8" },  { longest, "longer than" },
+		{ "", "empty" },      { "/a", "empty part" },	  { "a//b", "empty part" },   { "a/", "empty part" },
+		{ "a/./b", "\".\"" }, { "..", "\"..\"" },	  { "a\nb", "control" },      { "a\x7f", "control" },
+		{ "\xff", "UTF-8" },  { longest, "longer than" }, { "a\xc2\x9b", "control" },
 	};
 
 	memset(longest, 'a', sizeof(longest) - 1);
@@ -83,6 +83,7 @@ static void bad_bundle_names_are_refused_with_the_reason(void **state)
 	longest[BUNDLE_NAME_MAX] = 0;
 	assert_int_equal(bundle_name_check(view_str(longest), NULL), 0);
 	assert_int_equal(bundle_name_check(view_str("a/...b/.c"), NULL), 0);
+	assert_int_equal(bundle_name_check(view_str("a\xc2\xa0"), NULL), 0);
 }
 
 static void labels_are_neither_numbers_nor_reserved(void **state)
