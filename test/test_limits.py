@@ -1,0 +1,298 @@
+"""The limits of docs/limits.md hold, and what is one beyond them is refused in words and changes nothing.
+
+FOREBAY_LONG=1 takes each limit at its full size; the short form is a tenth of it or less. Times are printed, not judged,
+but for growth: ten times as many items may take at most 25 times as long.
+"""
+import os
+import random
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import forebay
+import pytest
+
+import job
+
+LONG = bool(os.environ.get("FOREBAY_LONG"))
+ITEM_COUNTS = (10_000, 100_000, 1_000_000) if LONG else (10_000, 100_000)
+VERSIONS = 100_000 if LONG else 1_000
+SAVES = 200 if LONG else 80
+RANKS = 64
+NAME_BYTES, BUNDLE_BYTES, DIMENSIONS = 1024, 200, 8
+LONG_LIMIT_S = 900
+SAMPLE = 200
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with job.Cluster(tmp_path_factory.mktemp("limits"), 2, pool=1 << 30 if LONG else 256 * job.MIB) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def fb(cluster):
+    with cluster.connect() as fb:
+        yield fb
+
+
+@pytest.fixture
+def group(fb):
+    with fb.join(job.unique(), run="0", rank=0, size=1) as group:
+        yield group
+
+
+class Watch:
+    def __init__(self):
+        self.laps, self.last = {}, time.monotonic()
+
+    def lap(self, name):
+        now = time.monotonic()
+        self.laps[name], self.last = now - self.last, now
+
+
+# ---- items ----------------------------------------------------------------------------------------------------------------
+
+
+def save_and_read(cluster, n):
+    """Saves n items by two ranks, opens them on the other node, lists them all and reads some. Times by name."""
+    bundle, watch = f"items/{n}", Watch()
+
+    def body(group, rank):
+        with group.save(bundle, step=1) as saving:
+            for i in range(rank, n, 2):
+                saving.add(f"item {i:07}", i.to_bytes(8, "little"))
+            rank or watch.lap("offered")
+        saving.captured.wait(LONG_LIMIT_S)
+        rank or watch.lap("captured")
+        saving.durable.wait(LONG_LIMIT_S)
+        rank or watch.lap("durable")
+
+    job.good(job.ranks(cluster, 2, body))
+    with cluster.connect(1) as fb:
+        watch.lap("")
+        version = fb.open(bundle)
+        watch.lap("opened")
+        names = [item.name for item in version.items()]
+        watch.lap("listed")
+        assert names == [f"item {i:07}" for i in range(n)]
+        watch.lap("")
+        chosen = random.Random(n).sample(range(n), SAMPLE)
+        out = {i: bytearray(8) for i in chosen}
+        with fb.load(version) as load:
+            for i, target in out.items():
+                load.into(f"item {i:07}", target)
+        assert all(target == i.to_bytes(8, "little") for i, target in out.items())
+        watch.lap("read")
+    return {name: lap for name, lap in watch.laps.items() if name}
+
+
+def test_items_in_a_version(cluster):
+    times = {n: save_and_read(cluster, n) for n in ITEM_COUNTS}
+    for n, laps in times.items():
+        print(f"{n:8} items: " + ", ".join(f"{name} {lap:.2f} s" for name, lap in laps.items()), f"({SAMPLE} read)")
+    for less, more in zip(ITEM_COUNTS, ITEM_COUNTS[1:]):
+        for name in ("captured", "durable", "opened", "listed"):
+            assert times[more][name] < 25 * max(times[less][name], 0.5), f"{name}: {less} to {more} items"
+
+
+@pytest.mark.skipif(not LONG, reason="the long form")
+def test_more_items_than_a_version_may_have_are_refused(cluster):
+    def body(group, rank):
+        with group.save("items/too-many", step=1) as saving:
+            for i in range(rank, 1_000_001, 2):
+                saving.add(f"item {i:07}", b"1")
+        saving.durable.wait(LONG_LIMIT_S)
+
+    for error in job.ranks(cluster, 2, body):
+        assert isinstance(error, forebay.Error) and "1000000" in str(error), error
+
+
+# ---- names and dimensions -------------------------------------------------------------------------------------------------
+
+
+def test_names_of_items(fb, group):
+    good = ["x" * NAME_BYTES, "ü" * (NAME_BYTES // 2), "語" * (NAME_BYTES // 3) + "a"]
+    with group.save("names/items", step=1) as saving:
+        for i, name in enumerate(good):
+            saving.add(name, bytes([i]))
+        for name in ("x" * (NAME_BYTES + 1), "ü" * (NAME_BYTES // 2) + "a", ""):
+            with pytest.raises(forebay.Error, match="1024 bytes") as caught:
+                saving.add(name, b"x")
+            assert caught.value.name == "EINVAL"
+    saving.durable.wait(job.LIMIT_S)
+    with fb.open("names/items") as version:
+        assert {item.name: version.read(item.name) for item in version.items()} == {
+            name: bytes([i]) for i, name in enumerate(good)
+        }
+        with pytest.raises(KeyError):
+            version.find("x" * (NAME_BYTES - 1))
+
+
+def refused(fb, group, bundle, words):
+    """Such a name is refused at every door, and by then nothing was made."""
+    before = fb.list()
+    with pytest.raises(forebay.Error, match=words):
+        with group.save(bundle, step=1) as saving:
+            saving.add("x", b"x")
+        saving.durable.wait(job.LIMIT_S)
+    for call in (fb.open, fb.versions, fb.labels, lambda name: fb.delete(name, 1), lambda name: fb.label(name, "l", 1)):
+        with pytest.raises(forebay.Error, match=words):
+            call(bundle)
+    assert fb.list() == before
+
+
+def test_names_of_bundles(fb, group):
+    """Each byte that is not a letter, digit, -, _ or . counts three."""
+    good = ["b" * BUNDLE_BYTES, "/".join(["b"] * 50) + "bbb", "ü" * 33 + "bb"]
+    for step, bundle in enumerate(good):
+        encoded = sum(1 if byte in b"b" else 3 for byte in bundle.encode())
+        assert encoded == BUNDLE_BYTES
+        job.save(group, bundle, step, [("x", bundle.encode(), {})])
+        fb.label(bundle, "l" * 100, 1)
+        assert fb.open(bundle, "l" * 100).read("x") == bundle.encode()
+        refused(fb, group, bundle + "b", "200")
+    with pytest.raises(forebay.Error, match="100"):
+        fb.label(good[0], "l" * 101, 1)
+
+
+@pytest.mark.parametrize(
+    "bundle", ["", "..", "a/../b", "a/./b", "/a", "a/", "a//b", "a\nb", "a\x00b", "a\x7fb", "\x1b[31m", "a\u0085b"]
+)
+def test_bundles_of_such_names_are_refused(fb, group, bundle):
+    before = fb.list()
+    with pytest.raises((forebay.Error, ValueError)):
+        with group.save(bundle, step=random.getrandbits(40)) as saving:
+            saving.add("x", b"x")
+        saving.durable.wait(job.LIMIT_S)
+    with pytest.raises((forebay.Error, ValueError)):
+        fb.open(bundle)
+    assert fb.list() == before
+
+
+def test_dimensions(fb, group):
+    shape = (2, 1, 3, 1, 2, 1, 2, 1)
+    data = bytes(range(24))
+    with group.save("dimensions", step=1) as saving:
+        saving.add("eight", memoryview(data).cast("B", shape))
+        with pytest.raises((forebay.Error, ValueError), match="8"):
+            saving.add("nine", memoryview(data).cast("B", shape + (1,)))
+    saving.durable.wait(job.LIMIT_S)
+    with fb.open("dimensions") as version:
+        assert [(item.name, item.shape) for item in version.items()] == [("eight", shape)]
+        assert len(shape) == DIMENSIONS and version.read("eight") == data
+        out = bytearray(3)
+        with fb.load(version) as load:
+            load.into("eight", memoryview(out).cast("B", (1, 1, 3, 1, 1, 1, 1, 1)), start=(1, 0, 0, 0, 1, 0, 1, 0))
+        assert bytes(out) == bytes(memoryview(data)[12 + 3 : 24 : 4])
+
+
+# ---- ranks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_many_ranks_on_one_node(cluster):
+    """Each with a session of its own: a replica, a shard, a value; then each reads what its neighbour saved."""
+    shard = 5_003
+
+    def body(group, rank):
+        dice = random.Random(7)
+        shards = [dice.randbytes(shard) for _ in range(RANKS)]
+        pieces = [
+            ("all", dice.randbytes(100_000), {}),
+            ("shards", shards[rank], {"shape": (RANKS * shard,), "start": (rank * shard,)}),
+            (f"own/{rank}", bytes([rank]), {}),
+        ]
+        job.save(group, "ranks", 1, pieces)
+        with group.session.open("ranks", group=group) as version:
+            out, other = bytearray(shard), (rank + 1) % RANKS
+            with group.load(version) as load:
+                load.into("shards", memoryview(out), start=(other * shard,), dtype="blob")
+        assert out == shards[other]
+
+    with job.Cluster(cluster.folder.parent / "one-node", 1) as node:
+        job.good(job.ranks(node, RANKS, body))
+        with node.connect() as fb:
+            assert len(fb.open("ranks")) == RANKS + 2
+
+
+# ---- what stays -----------------------------------------------------------------------------------------------------------
+
+
+def figures(pid):
+    """Resident bytes beside what is shared, descriptors, threads."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    rss = (int(status["RssAnon"].split()[0]) + int(status["RssFile"].split()[0])) << 10
+    return rss, len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"])
+
+
+def test_a_daemon_does_not_grow_with_saves(tmp_path):
+    """From the half on, when its pool is full of what has become cache. A bundle of a few versions, whose list does not grow."""
+    with job.Cluster(tmp_path / "growth", 2, pool=4 * job.MIB) as cluster:
+        with cluster.connect(0) as a, cluster.connect(1) as b, ThreadPoolExecutor(2) as pool:
+            name = job.unique()
+            groups = list(pool.map(lambda s: s[1].join(name, run="0", rank=s[0], size=2), enumerate((a, b))))
+
+            def save(group, step):
+                data = random.Random(step).randbytes(150_000)  # both ranks', stored once
+                return job.save(group, "growth", step, [("x", data, {}), (f"own/{group.rank}", data[: 50_000 + group.rank], {})]).version
+
+            def saves(steps):
+                for step in steps:
+                    (number,) = set(pool.map(lambda group: save(group, step), groups))
+                    if number > 5:
+                        a.delete("growth", number - 5)
+
+            saves(range(SAVES // 2))
+            before = [figures(daemon.pid) for daemon in cluster.daemons]
+            saves(range(SAVES // 2, SAVES))
+            after = [figures(daemon.pid) for daemon in cluster.daemons]
+    for old, new in zip(before, after):
+        growth = (new[0] - old[0]) / (SAVES - SAVES // 2)
+        print(f"{growth:.0f} bytes a save; {old[0] >> 10} to {new[0] >> 10} KiB, descriptors {old[1]} to {new[1]}")
+        assert new[1] <= old[1] and new[2] <= old[2]
+        assert growth < 1024
+
+
+@pytest.fixture
+def memory():
+    """A folder in memory, where a sync costs nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_many_versions_in_an_index(memory):
+    """Saved by several groups at once, in one bundle of half of them and others of a hundred. Lists come in pages."""
+    half, watch = VERSIONS // 2, Watch()
+    bundles = ["many"] + [f"few/{i:04}" for i in range(half // 100)]
+    with job.Cluster(memory / "versions", 1) as cluster, cluster.connect() as fb:
+
+        def fill(worker):
+            with cluster.connect() as own, own.join(job.unique(), run="0", rank=0, size=1) as group:
+                pending = []
+                for step in range(worker, VERSIONS, 8):
+                    bundle = "many" if step < half else bundles[1 + (step - half) // 100]
+                    with group.save(bundle, step=step) as saving:
+                        saving.add("x", bytes(8))  # nothing to be stored
+                    pending.append(saving)
+                    if len(pending) == 8:
+                        pending.pop(0).durable.wait(job.LIMIT_S)
+                for saving in pending:
+                    saving.durable.wait(job.LIMIT_S)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(fill, range(8)))
+        watch.lap(f"{VERSIONS} versions saved")
+        listed = fb.list()
+        watch.lap(f"{len(bundles)} bundles listed")
+        assert [b.name for b in listed] == sorted(bundles) and sum(b.versions for b in listed) == VERSIONS
+        watch.lap("")
+        entries = fb.versions("many")
+        watch.lap(f"{half} versions of one bundle listed")
+        assert [e.number for e in entries] == list(range(1, half + 1)) and {e.step for e in entries} == set(range(half))
+        watch.lap("")
+        assert fb.open("many").number == half
+        watch.lap("latest opened")
+    print(", ".join(f"{name} {lap:.3f} s" for name, lap in watch.laps.items() if name))
