@@ -165,8 +165,11 @@ static int node_live(void *arg)
 		n->rebuild &= !n->daemon || daemon_ready(n->daemon, NULL) != 0;
 		node_end(n);
 		world_kill(n->env, DEATH_PROCESS);
-		if (!r && n->number == 0 && world_random(h->world, 8) == 0)
+		if (!r && n->number == 0 && world_random(h->world, 8) == 0) {
 			lose_engine(h);
+			/* whoever calls for a rebuild is slower than an attribute cache: what NFS hides it would miss */
+			r = fiber_sleep_until(env_in_ms(n->env, BACKEND_NAME_LATE_MS));
+		}
 		if (!r && !h->healed)
 			r = history_sleep(h, AWAY_MS);
 	}
