@@ -250,8 +250,8 @@ int coordinator_whole(const struct cgroup *group, struct error *e)
 {
 	for (uint32_t rank = 0; rank < group->size; rank++)
 		if (group->ranks[rank].presence == RANK_LOST)
-			return error_set(e, -ERR_ERANK, "rank %u on node %s is gone: a new run must join", rank,
-					 group->ranks[rank].node);
+			return error_set(e, -ERR_ERANK, "rank %u on node %s is gone (%s): a new run must join", rank,
+					 group->ranks[rank].node, group->ranks[rank].gone);
 	return 0;
 }
 
@@ -458,10 +458,12 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 	    strcmp(group->ranks[lost.rank].node, from) != 0)
 		return 0; /* an older run, or told already */
 	_cleanup_(cleanup_mem) char *words = view_dup(lost.words);
-	group->ranks[lost.rank].presence = RANK_LOST;
+	struct crank *rank = &group->ranks[lost.rank];
+	rank->presence = RANK_LOST;
+	snprintf(rank->gone, sizeof(rank->gone), "%s", words && *words ? words : "it left");
 	group->n_here--;
-	save_rank_lost(group, lost.rank, words ? words : "it left");
-	load_rank_lost(group, lost.rank, words ? words : "it left");
+	save_rank_lost(group, lost.rank, rank->gone);
+	load_rank_lost(group, lost.rank, rank->gone);
 	wake_all(&group->changed);
 	return 0;
 }

@@ -49,6 +49,7 @@ enum rank_presence { RANK_ABSENT, RANK_HERE, RANK_LOST };
 struct crank {
 	enum rank_presence presence;
 	char node[NODE_NAME_MAX + 1];
+	char gone[96]; /* lost: how */
 };
 
 struct step_mark {
