@@ -149,9 +149,20 @@ static char *read_line(char *out, int size, void *arg)
 	struct reading *reading = arg;
 	char *line = fgets(out, size, reading->file);
 
-	if (line)
-		reading->line++;
-	return line;
+	if (!line)
+		return NULL;
+	reading->line++;
+	if (strlen(line) + 1 < (size_t)size || line[size - 2] == '\n')
+		return line;
+	int next = fgetc(reading->file); /* a line as long as the buffer leaves its end behind */
+	if (next == '\n' || next == EOF)
+		return line;
+	if (!reading->failed_line) {
+		reading->failed_line = reading->line;
+		(void)error_set(&reading->error, -EINVAL,
+				"the line has more than %d bytes; give such a setting by its flag", size - 1);
+	}
+	return NULL;
 }
 
 static int take_setting(void *arg, const char *section, const char *name, const char *value)
