@@ -9,6 +9,7 @@ menu:
 	@echo 'make build           build into build/'
 	@echo 'make demo            run the main job: 8 daemons, 8 training ranks, two crashes, one table'
 	@echo 'make test            lint, unit tests, fuzz corpora, simulation, end-to-end and Python tests'
+	@echo 'make test-long       limits at their full size and damage at a thousand places; prints what it measured'
 	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool", SAN=1, TSAN=1'
 	@echo 'make san             unit tests, fuzz corpora and a short simulation under ASan and UBSan'
 	@echo 'make tsan            the same under TSan'
@@ -31,6 +32,10 @@ demo: build
 
 test: build lint
 	@tools/test build --seeds $(SEEDS) --end-to-end
+
+test-long: build
+	FOREBAY_LONG=1 FOREBAY_BUILD=$(CURDIR)/build PYTHONPATH=python .venv/bin/python -m pytest -q -rfE -s --timeout=1800 \
+		-p no:cacheprovider --durations=20 test/test_damage.py test/test_limits.py test/test_input.py
 
 unit:
 	@SAN=$(SAN) TSAN=$(TSAN) tools/unit "$(ROOM)"
@@ -66,4 +71,4 @@ install: build
 clean:
 	rm -rf build build-* demo-run python/forebay/_forebay.abi3.so
 
-.PHONY: menu setup build demo test unit san tsan sim fuzz bench lint fmt install clean
+.PHONY: menu setup build demo test test-long unit san tsan sim fuzz bench lint fmt install clean
