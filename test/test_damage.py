@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +21,7 @@ LONG = bool(os.environ.get("FOREBAY_LONG"))
 FLIPS = 1000 if LONG else 60
 CUTS = 100 if LONG else 14
 INDEX_FLIPS = 1000 if LONG else 24
+RECOVERIES = 60 if LONG else 3  # of as many as were refused: each waits some seconds for daemons of before
 SAVERS = 4
 KINDS = ("pack", "items", "blocks", "root", "slot", "label")
 LOADED = ("pack", "items", "blocks", "root")  # what a load reads
@@ -298,9 +300,9 @@ OLDEST, NEWEST = 1, 3
 
 
 @pytest.fixture
-def indexed(tmp_path):
-    """A cluster of one node, stopped, and copies of its store and index as they are then."""
-    with job.Cluster(tmp_path / "index", 1) as cluster:
+def indexed():
+    """A cluster of one node, stopped, and copies of its store and index as they are then. In memory, where a sync costs nothing."""
+    with tempfile.TemporaryDirectory(prefix="fb-", dir="/dev/shm") as folder, job.Cluster(f"{folder}/index", 1) as cluster:
         with cluster.connect() as fb, fb.join("job", run="0", rank=0, size=1) as group:
             for i in range(6):
                 for step in range(OLDEST, NEWEST + 1):
@@ -386,9 +388,10 @@ def test_no_flip_in_the_index_gives_a_wrong_answer(indexed):
             clear = (f"the index in {indexed.meta}", "damaged", "forebay meta rebuild")
             assert any(part in words for part in clear), (at, words)
             refused[at] = words
-            recover(indexed)
-            assert index_answers(indexed) == expect, f"byte {at}"
+            if len(refused) <= RECOVERIES:
+                recover(indexed)
+                assert index_answers(indexed) == expect, f"byte {at}"
         indexed.kill()
         put_back(indexed, "store")
-    print(f"{INDEX_FLIPS} flips in the index: {len(refused)} refused and rebuilt, the others harmless")
+    print(f"{INDEX_FLIPS} flips in the index: {len(refused)} refused, the others harmless")
     assert refused
