@@ -14,8 +14,7 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-#define NAMES_LATE_MS 3500 /* until every name shows that was made before: NFS mounted with actimeo=3 */
-#define CLEAR_BATCH   256  /* rows deleted in one transaction */
+#define CLEAR_BATCH 256 /* rows deleted in one transaction */
 
 /* A label's moves, as the keys have them, ascending. */
 struct moves {
@@ -371,7 +370,7 @@ int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuil
 		return failed;
 	cluster_set_generation(bundles->cluster, generation);
 	/* older writers are fenced off by now; what they made last, a shared file system may show only after a while */
-	failed = fiber_sleep_until(env_in_ms(bundles->env, NAMES_LATE_MS));
+	failed = fiber_sleep_until(env_in_ms(bundles->env, BACKEND_NAME_LATE_MS));
 	if (!failed)
 		failed = clear_rows(&r);
 	if (!failed)

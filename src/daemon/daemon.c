@@ -48,10 +48,10 @@ static int door_ready(void *arg, struct error *e)
 	return daemon_ready(arg, e);
 }
 
-static int rebuild_first(struct daemon *daemon)
+static int rebuild_first(struct daemon *daemon, struct error *e)
 {
 	struct rebuild_counts counts;
-	int r = bundles_rebuild(daemon->bundles, env_in_ms(daemon->env, REBUILD_TIMEOUT_MS), &counts, &daemon->why);
+	int r = bundles_rebuild(daemon->bundles, env_in_ms(daemon->env, REBUILD_TIMEOUT_MS), &counts, e);
 
 	if (!r)
 		daemon->rebuild = false;
@@ -65,19 +65,20 @@ static int join(void *arg)
 	int last = 0;
 
 	for (;;) {
-		memset(&daemon->why, 0, sizeof(daemon->why));
-		int r = daemon->rebuild ? rebuild_first(daemon) : 0;
+		struct error e = { 0 }; /* an attempt's own: what it meets on its way is not yet why it failed */
+		int r = daemon->rebuild ? rebuild_first(daemon, &e) : 0;
 
 		if (!r)
-			r = cluster_join(daemon->cluster, env_in_ms(daemon->env, JOIN_ATTEMPT_MS), &daemon->why);
+			r = cluster_join(daemon->cluster, env_in_ms(daemon->env, JOIN_ATTEMPT_MS), &e);
 		if (!r)
 			break;
 		if (r == -ECANCELED)
 			return r;
-		if (!daemon->why.code)
-			(void)error_set(&daemon->why, r, "%s", error_meaning(r));
+		if (!e.code)
+			(void)error_set(&e, r, "%s", error_meaning(r));
+		daemon->why = e;
 		if (r != last)
-			logm(LOG_WARN, "daemon.not-joined", "words=\"%s\"", daemon->why.text);
+			logm(LOG_WARN, "daemon.not-joined", "words=\"%s\"", e.text);
 		last = r;
 		r = fiber_sleep_until(env_in_ms(daemon->env, JOIN_RETRY_MS));
 		if (r)

@@ -109,11 +109,6 @@ static int item_check(const struct elem_item *item, uint32_t rank, struct error 
 	if (!item->name.len || item->name.len > 1024 || !view_is_utf8(item->name))
 		return error_set(e, -EINVAL, "rank %u: an item's name must be 1 to 1024 bytes of UTF-8, not \"%.*s\"",
 				 rank, name_len, name);
-	for (size_t i = 0; i < item->name.len; i++)
-		if (item->name.ptr[i] < ' ' || item->name.ptr[i] == 127)
-			return error_set(e, -EINVAL,
-					 "rank %u: byte %zu of an item's name of %zu is a control character", rank, i,
-					 item->name.len);
 	if (!item->dtype.len || item->dtype.len > 32)
 		return error_set(e, -EINVAL, "rank %u: item \"%.*s\": its dtype must be a tag of 1 to 32 bytes", rank,
 				 name_len, name);

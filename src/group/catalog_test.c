@@ -195,18 +195,6 @@ static void names_must_be_utf8_of_up_to_1024_bytes(void **state)
 	}
 }
 
-static void a_control_character_in_a_name_is_refused(void **state)
-{
-	struct list_buf lists[1] = { 0 };
-	struct catalog catalog;
-	struct error e = { 0 };
-
-	offer(&lists[0], item("a\x1b[31mb", 1, 0, 1));
-	assert_int_equal(merge(&catalog, lists, 1, &e), -EINVAL);
-	assert_non_null(strstr(e.text, "control character"));
-	done(&catalog, lists, 1);
-}
-
 static void a_truncated_list_is_refused(void **state)
 {
 	struct list_buf list = { 0 };
@@ -259,7 +247,6 @@ int main(void)
 		cmocka_unit_test(odd_four_bit_elements_are_refused_not_rounded),
 		cmocka_unit_test(the_lowest_ranks_value_counts_whatever_its_size_elsewhere),
 		cmocka_unit_test(names_must_be_utf8_of_up_to_1024_bytes),
-		cmocka_unit_test(a_control_character_in_a_name_is_refused),
 		cmocka_unit_test(a_truncated_list_is_refused),
 		cmocka_unit_test(a_grid_with_replicas_merges_completely),
 	};
