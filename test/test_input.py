@@ -1,6 +1,7 @@
 """Input that cannot be: settings, stores, sockets and bytes. A clear error that names the thing, nothing changed, nothing left
 behind. What commands are given is in test_cli.py, what ranks say in test_groups.py, what Python is given in python/tests.
 """
+import contextlib
 import os
 import random
 import socket
@@ -309,13 +310,12 @@ def say(address, data):
     """Sends bytes and the end of them; gives all that is answered until the other side hangs up, too."""
     answer = b""
     with dial(address) as stream:
-        try:
+        with contextlib.suppress(OSError):  # it has hung up already; what it said before is still to be read
             stream.sendall(data)
             stream.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
             while piece := stream.recv(1 << 16):
                 answer += piece
-        except OSError:  # it has hung up already
-            pass
     return answer
 
 
