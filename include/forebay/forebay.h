@@ -70,7 +70,7 @@ void forebay_disconnect(struct forebay_session *session);
 /* ---- futures ---------------------------------------------------------------------------------------------------------- */
 
 struct forebay_future;
-/* Waits: 0 or the operation's failure once it is over; -ETIMEDOUT before. */
+/* Waits: 0 or the operation's failure once it is over; -ETIMEDOUT before. What ended because time ran out is -ETIME. */
 int forebay_wait(struct forebay_future *future, int timeout_ms);
 /* A descriptor that becomes readable when the future is over; owned by the future; never read from it. */
 int forebay_future_fd(struct forebay_future *future);

@@ -199,6 +199,8 @@ static int run(struct put *put)
 {
 	const char *bundle = put->command.arg[0];
 
+	if (strchr(bundle, '@'))
+		return command_fail("%s: a bundle's name has no '@' here: BUNDLE@V names a version", bundle);
 	if (read_all(put) || command_connect(&put->command, &put->session) || join(put))
 		return EXIT_FAILURE;
 	struct forebay_save_options save = { .size = sizeof(save),

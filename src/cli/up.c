@@ -367,6 +367,14 @@ static void end_started(struct up *up)
 	}
 }
 
+static bool started_any(const struct up *up)
+{
+	for (uint64_t i = 0; i < up->place.nodes; i++)
+		if (up->node[i].started)
+			return true;
+	return false;
+}
+
 static int bring_up(struct up *up)
 {
 	struct place *place = &up->place;
@@ -382,7 +390,7 @@ static int bring_up(struct up *up)
 	switch (outcome) {
 	case WAIT_READY:
 		printf("%s: %" PRIu64 " nodes %s\n", place->dir, place->nodes,
-		       running == place->nodes ? "run already" : "are ready");
+		       started_any(up) ? "are ready" : "run already");
 		return EXIT_SUCCESS;
 	case WAIT_REBUILD:
 		return command_fail(

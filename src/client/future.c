@@ -45,6 +45,8 @@ int forebay_wait(struct forebay_future *future, int timeout_ms)
 		error_set(&e, r, "not over after %d ms", timeout_ms);
 	else
 		e = future->core.error;
+	if (!r && e.code == -ETIMEDOUT)
+		e.code = -ETIME; /* it is over, and must not look as if it were not */
 	session_leave(future->session);
 	return api_result(r ? r : e.code, &e);
 }

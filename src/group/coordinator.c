@@ -6,6 +6,7 @@
  * is fenced by the lease's record, which every transaction of the group expects.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -503,8 +504,27 @@ static int serve_fail(void *arg, const char *from, struct view body, uint64_t de
 	return save_fail(group, fail.bundle, fail.step, -(int)fail.code, words ? words : "a rank cancelled it");
 }
 
+static int serve_ask(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		     struct error *e)
+{
+	struct groups *groups = arg;
+	struct msg_save_id id;
+
+	if (msg_save_id_decode(body, &id))
+		return error_set(e, -EPROTO, "malformed G_ASK from %s", from);
+	for (struct map_slot *s = map_first(&groups->coordinated); s; s = map_next(s)) {
+		struct cgroup *group = map_value(s);
+
+		list_each(node, &group->saves)
+			if (list_entry(node, struct csave, link)->save_id == id.save_id)
+				return 0;
+	}
+	return error_set(e, -ENOENT, "save %016" PRIx64 " is not under way here", id.save_id);
+}
+
 void coordinator_serve(struct groups *groups)
 {
+	cluster_serve(groups->cluster, MSG_G_ASK, serve_ask, groups);
 	cluster_serve(groups->cluster, MSG_G_FAIL, serve_fail, groups);
 	cluster_serve(groups->cluster, MSG_G_JOIN, serve_join, groups);
 	cluster_serve(groups->cluster, MSG_G_LOST, serve_lost, groups);

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ASK_MS 10000 /* without a word of a save: then its coordinator is asked */
+
 CLEANUP_OF(struct msave *, msave_put);
 
 void part_put(struct part *part)
@@ -195,6 +197,25 @@ static bool is_under_way(const struct msave *save)
 	return !is_over(save);
 }
 
+/* A node that was not heard for a while may have missed the end of a save: its blocks shall not stay pinned for that. */
+static int ask_coordinator_of(struct msave *save, uint64_t deadline_ns)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct msg_save_id id = { .save_id = save->save_id };
+	struct env *env = save->groups->env;
+	int r = save->save_id ? msg_save_id_encode(&id, &body) : -EAGAIN;
+
+	if (!r)
+		r = cluster_call(save->groups->cluster, save->coordinator, MSG_G_ASK, view_buf(&body),
+				 env_in_ms(env, SETTLE_MS), NULL, NULL);
+	if (r == -ENOENT)
+		msave_fail(save, -ERR_ENODE,
+			   "its coordinator does not know the save any more; how it ended was not heard here");
+	else if (env_now(env) > deadline_ns)
+		msave_fail(save, -ETIMEDOUT, "nobody said in time how the save ended");
+	return r == -ECANCELED ? r : 0;
+}
+
 /* Ranks that do not come, and a coordinator that nobody hears of again, end a save here, too: its futures and its pins have a limit. */
 static int watch_save(void *arg)
 {
@@ -209,10 +230,12 @@ static int watch_save(void *arg)
 			 cluster_node(save->groups->cluster));
 		msave_fail(save, -ERR_ERANK, words);
 	}
-	if (!r)
-		r = wait_while(save, is_under_way, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
-	if (r == -ETIMEDOUT)
-		msave_fail(save, r, "nobody said in time how the save ended");
+	uint64_t deadline_ns = env_in_ms(save->groups->env, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
+	while (!r && is_under_way(save)) {
+		r = wait_while(save, is_under_way, ASK_MS);
+		if (r == -ETIMEDOUT)
+			r = ask_coordinator_of(save, deadline_ns);
+	}
 	return 0;
 }
 

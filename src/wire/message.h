@@ -57,7 +57,8 @@
 	X(73, G_COPY)  /* msg_g_copy -> empty */                                             \
 	X(74, G_UPLOAD) /* msg_g_upload -> empty */                                          \
 	X(75, G_STAGE) /* msg_g_stage -> empty */                                            \
-	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */
+	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */ \
+	X(77, G_ASK)   /* msg_save_id -> empty; -ENOENT. To the coordinator: is the save under way */
 
 /* clang-format on */
 enum msg_type {
