@@ -215,10 +215,9 @@ static void drop_lent(struct handle *handle)
 	}
 }
 
-/* An operation that ended with -ETIMEDOUT is over too: it has words. */
 static bool is_over(struct forebay_future *future)
 {
-	return forebay_wait(future, 0) != -ETIMEDOUT || *forebay_future_error(future);
+	return forebay_wait(future, 0) != -ETIMEDOUT;
 }
 
 /*
