@@ -115,6 +115,32 @@ def test_words_that_the_page_quotes_are_said_in_the_source():
     assert not [f for f in fragments if f not in said], [f for f in fragments if f not in said]
 
 
+# ---- metrics.md ----------------------------------------------------------------------------------------------------------------
+
+
+def metrics() -> list[list[str]]:
+    """COUNTER_TABLE as the page's rows: name, kind, unit, label and its values, help."""
+    source = (ROOT / "src" / "base" / "counter.h").read_text().replace("\\\n", " ")
+    table = source[source.index("#define COUNTER_TABLE") : source.index("#define COUNTER_NOTHING")]
+    calls = re.findall(r'(FAMILY|SERIES|TIMES)\(((?:"[^"]*"|[^()"])*)\)', table)
+    kinds = {"COUNT": "counter", "GAUGE": "gauge", "HISTOGRAM": "histogram"}
+    found = []
+    for what, arguments in calls:
+        words = [word.strip().strip('"') for word in re.findall(r'"[^"]*"|[^,"]+', arguments) if word.strip()]
+        if what == "FAMILY":
+            name, kind, unit, label, text = words
+            unit = {"ns": "seconds"}.get(unit, unit)
+            found.append([f"`forebay_{name}`", kinds[kind], unit, "" if label == "NULL" else f"{label}: ", text])
+        elif len(words) == 2 and words[1] != "NULL":
+            found[-1][3] += ("" if found[-1][3].endswith(": ") else ", ") + words[1]
+    return found
+
+
+def test_the_page_of_metrics_is_the_table_of_the_source():
+    assert len(metrics()) > 30
+    assert [row for row in rows(page("metrics.md"), 5) if row[0] != "name"] == metrics()
+
+
 # ---- formats.md -----------------------------------------------------------------------------------------------------------------
 
 RANKS = 3

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/counter.h"
+
 static char last[3000];
 static int lines;
 static enum log_level last_level;
@@ -91,6 +93,47 @@ static void without_a_sink_a_line_goes_to_standard_error_with_its_time(void **st
 	assert_string_equal(strchr(text, ' '), " warn disk.full path=/x\n");
 }
 
+static void an_event_that_repeats_too_often_is_left_out_and_then_said(void **state)
+{
+	struct log_gate gate = { 0 };
+	uint64_t left_out;
+
+	for (int i = 0; i < LOG_LINES_A_WINDOW; i++)
+		assert_true(log_gate_pass(&gate, "a.flood", 100, &left_out));
+	for (int i = 0; i < 7; i++)
+		assert_false(log_gate_pass(&gate, "a.flood", 100 + LOG_WINDOW_S - 1, &left_out));
+	assert_true(log_gate_pass(&gate, "another", 100, &left_out));
+	assert_int_equal(left_out, 0);
+	assert_true(log_gate_pass(&gate, "a.flood", 100 + LOG_WINDOW_S, &left_out));
+	assert_int_equal(left_out, 7);
+	assert_true(log_gate_pass(&gate, "a.flood", 100 + 2 * LOG_WINDOW_S, &left_out));
+	assert_int_equal(left_out, 0);
+}
+
+static void events_beyond_the_table_always_pass(void **state)
+{
+	static char names[LOG_GATE_EVENTS + 1][8];
+	struct log_gate gate = { 0 };
+	uint64_t left_out;
+
+	for (int i = 0; i <= LOG_GATE_EVENTS; i++) {
+		snprintf(names[i], sizeof(names[i]), "e%d", i);
+		assert_true(log_gate_pass(&gate, names[i], 1, &left_out));
+	}
+	for (int i = 0; i < 2 * LOG_LINES_A_WINDOW; i++)
+		assert_true(log_gate_pass(&gate, names[LOG_GATE_EVENTS], 1, &left_out));
+}
+
+static void lines_are_counted_by_level(void **state)
+{
+	uint64_t warnings = count_value(COUNT_LOG_WARNINGS), debugs = count_value(COUNT_LOG_DEBUGS);
+
+	logm(LOG_WARN, "x", "y=%d", 1);
+	logm(LOG_DEBUG, "x", "y=%d", 1); /* below the level */
+	assert_int_equal(count_value(COUNT_LOG_WARNINGS) - warnings, 1);
+	assert_int_equal(count_value(COUNT_LOG_DEBUGS) - debugs, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -100,6 +143,9 @@ int main(void)
 		cmocka_unit_test_setup(control_characters_cannot_forge_a_line, set_up),
 		cmocka_unit_test_setup(a_long_line_is_cut_and_says_so, set_up),
 		cmocka_unit_test_setup(without_a_sink_a_line_goes_to_standard_error_with_its_time, set_up),
+		cmocka_unit_test(an_event_that_repeats_too_often_is_left_out_and_then_said),
+		cmocka_unit_test(events_beyond_the_table_always_pass),
+		cmocka_unit_test_setup(lines_are_counted_by_level, set_up),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

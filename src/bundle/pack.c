@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 #include "base/point.h"
 #include "bundle/inside.h"
 
@@ -409,5 +410,6 @@ int pack_write(struct bundles *bundles, const char *key, const struct pack_put *
 	r = commit(bundles, image, key, deadline_ns, e);
 	if (!r)
 		point_reached(POINT_PACK_DURABLE);
+	count(COUNT_UPLOADED_BYTES, r ? 0 : image->bytes);
 	return r;
 }

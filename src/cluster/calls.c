@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 
 #define DRAIN_STEP_MS 2
 #define LOOK_AGAIN_MS 200 /* for an object that is known to be there */
@@ -25,6 +26,18 @@ static const char *const backend_op_names[] = {
 static const char *const meta_op_names[] = {
 	[META_GET] = "get",	[META_RANGE] = "range",	    [META_TXN] = "transaction",
 	[META_LEASE] = "lease", [META_RELEASE] = "release",
+};
+
+static const enum timing backend_timings[] = {
+	[BACKEND_GET] = TIME_STORE_GET,	    [BACKEND_HEAD] = TIME_STORE_HEAD, [BACKEND_PUT] = TIME_STORE_PUT,
+	[BACKEND_BEGIN] = TIME_STORE_BEGIN, [BACKEND_PART] = TIME_STORE_PART, [BACKEND_COMMIT] = TIME_STORE_COMMIT,
+	[BACKEND_ABORT] = TIME_STORE_ABORT, [BACKEND_LIST] = TIME_STORE_LIST, [BACKEND_DELETE] = TIME_STORE_DELETE,
+	[BACKEND_PROBE] = TIME_STORE_PROBE,
+};
+
+static const enum counter meta_counters[] = {
+	[META_GET] = COUNT_META_GETS,	  [META_RANGE] = COUNT_META_RANGES,	[META_TXN] = COUNT_META_TXNS,
+	[META_LEASE] = COUNT_META_LEASES, [META_RELEASE] = COUNT_META_RELEASES,
 };
 
 /* ---- backend ---- */
@@ -76,8 +89,12 @@ static int run_once(struct backend *backend, struct backend_call **pcall, uint64
 	CHECK(!call->abandoned);
 	await_init(&call->done);
 	req->finish = backend_call_finish;
+	uint64_t begun_ns = loop_now(backend->env->loop);
 	backend_submit(backend, req);
 	int r = await(&call->done, deadline_ns);
+	count_time(backend_timings[req->op], loop_now(backend->env->loop) - begun_ns);
+	if (r < 0 && r != -ENOENT && r != -ECANCELED)
+		count(COUNT_STORE_ERRORS, 1);
 	if (!call->done.finished) {
 		error_set(e, r, "%s of %s: %s", backend_op_names[req->op], req->key,
 			  r == -ETIMEDOUT ? "the store has not answered in time" : "cancelled");
@@ -107,6 +124,7 @@ static int look_again(struct backend *backend, struct backend_call **pcall, uint
 		int slept = fiber_sleep_until(again_ns);
 		if (slept)
 			return error_set(e, slept, "%s: cancelled", (*pcall)->req.key);
+		count(COUNT_STORE_RETRIES, 1);
 		r = run_once(backend, pcall, deadline_ns, e);
 	}
 	return r;
@@ -181,6 +199,15 @@ int backend_write(struct backend *backend, const char *key, struct view bytes, b
 
 /* ---- meta ---- */
 
+static void count_meta(enum meta_op op, int result)
+{
+	count(meta_counters[op], 1);
+	if (result == META_CONFLICT)
+		count(COUNT_META_CONFLICTS, 1);
+	else if (result < 0 && result != -ENOENT && result != -ECANCELED)
+		count(COUNT_META_ERRORS, 1);
+}
+
 static void meta_call_finish(struct meta_req *req)
 {
 	struct await *done = req->arg;
@@ -203,6 +230,7 @@ int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_n
 	req->finish = meta_call_finish;
 	meta_submit(meta, req);
 	int r = await(&done, deadline_ns);
+	count_meta(req->op, r);
 	if (!done.finished) {
 		error_set(e, r, "meta %s: %s", meta_op_names[req->op],
 			  r == -ETIMEDOUT ? "the engine has not answered in time" : "cancelled");

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 
 #define QUIET_MS 1000 /* between two looks whether everything has ended */
 
@@ -99,12 +100,11 @@ void cluster_serve(struct cluster *cluster, enum msg_type type, cluster_serve_fn
 	cluster->handlers[type] = (struct handler){ serve, arg };
 }
 
-int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
-		 struct buf *ret_answer, struct error *e)
+static int call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
+		struct buf *ret_answer, struct error *e)
 {
 	struct peer *peer;
 
-	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
 	if (body.len > CALL_BODY_MAX)
 		return error_set(e, -E2BIG, "%s of %zu bytes: a call has at most %u", msg_type_name(type), body.len,
 				 CALL_BODY_MAX);
@@ -114,6 +114,50 @@ int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, 
 		return serve_self(cluster, type, body, deadline_ns, ret_answer, e);
 	int r = peer_get(cluster, node, deadline_ns, &peer, e);
 	return r ? r : peer_call(peer, type, body, deadline_ns, ret_answer, e);
+}
+
+static enum counter counter_of_failure(int code)
+{
+	switch (code) {
+	case -ETIMEDOUT:
+		return COUNT_CALLS_TIMED_OUT;
+	case -EHOSTDOWN:
+		return COUNT_CALLS_HOST_DOWN;
+	case -ECANCELED:
+		return COUNT_CALLS_CANCELLED;
+	case -ERR_ESTALEEPOCH:
+		return COUNT_CALLS_STALE;
+	default:
+		return COUNT_CALLS_OTHER;
+	}
+}
+
+int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
+		 struct buf *ret_answer, struct error *e)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	int r = call(cluster, node, type, body, deadline_ns, ret_answer, e);
+
+	count(COUNT_CALLS, 1);
+	if (r < 0)
+		count(counter_of_failure(r), 1);
+	return r;
+}
+
+void cluster_peers(const struct cluster *cluster, unsigned *ret_up, unsigned *ret_down)
+{
+	const struct peer *meta = cluster->meta_peer;
+	unsigned up = meta && meta->control.state == LINK_UP, down = meta && meta->down;
+
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	for (struct map_slot *slot = map_first(&cluster->peers); slot; slot = map_next(slot)) {
+		const struct peer *peer = map_value(slot);
+
+		up += peer->control.state == LINK_UP;
+		down += peer->down;
+	}
+	*ret_up = up;
+	*ret_down = down;
 }
 
 /* ---- life ---- */

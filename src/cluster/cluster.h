@@ -82,6 +82,9 @@ int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadli
 int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n,
 		  struct error *e);
 
+/* How many of the nodes that this one has called answer, and how many are down. */
+void cluster_peers(const struct cluster *cluster, unsigned *ret_up, unsigned *ret_down);
+
 /*
  * Told once, on the loop, when a peer is noticed to be down or to be another incarnation. Noticed are peers that this node has
  * called: it keeps a connection to them from then on. One that broke is dialled again first, so a cut is not told.

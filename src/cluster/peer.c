@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 #include "base/log.h"
 
 struct call {
@@ -69,6 +70,7 @@ static void peer_is_down(struct peer *peer)
 	if (peer->down)
 		return;
 	peer->down = true;
+	count(COUNT_PEERS_LOST, peer->heard != 0);
 	logm(LOG_DEBUG, "peer.down", "node=%s peer=%s words=\"%s\"", peer->cluster->node, peer_label(peer),
 	     peer->control.failure.text);
 	peer_tell(peer);
@@ -420,6 +422,8 @@ static void on_pulse(struct timer *timer)
 		peer_is_down(link->peer);
 		return;
 	}
+	if (now >= heard + 2 * PEER_PING_MS * NS_PER_MS)
+		count(COUNT_HEARTBEATS_MISSED, 1);
 	ping(link);
 	uint64_t next = now + PEER_PING_MS * NS_PER_MS;
 	if (timer_arm(env->loop, timer, next < silent_at ? next : silent_at))

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 #include "base/log.h"
 #include "door/inside.h"
 
@@ -154,6 +155,7 @@ static void on_hello(struct session *session, const struct frame_head *head, str
 	if (!r)
 		r = hello_check(&m, &e);
 	if (r) {
+		count(COUNT_CLIENTS_REFUSED, 1);
 		if (serve_failure(session, head, r, e.text))
 			session_refuse(session, "its session was refused: %s", e.text);
 		return;
@@ -244,6 +246,7 @@ void session_accepted(void *arg, struct net_conn *conn)
 	if (!door->stopping && door->n_sessions < DOOR_SESSIONS_MAX)
 		session = session_new(door, conn);
 	if (!session) {
+		count(COUNT_CLIENTS_REFUSED, 1);
 		net_close(conn);
 		return;
 	}

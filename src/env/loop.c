@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 #include "env/fiber.h"
 #include "env/loop_state.h"
 
@@ -267,9 +268,11 @@ int loop_turn(struct loop *loop)
 	CHECK_MAGIC(loop, LOOP_MAGIC);
 	CHECK(!fiber_running());
 
+	uint64_t begun_ns = loop_now(loop);
 	take_remote(loop);
 	run_tasks(loop);
 	run_timers(loop);
+	count_time(TIME_LOOP_TURN, loop_now(loop) - begun_ns);
 	if (loop->stopped)
 		return 0;
 	return loop->clockwork.poll(loop->clockwork.arg, sleep_until(loop));

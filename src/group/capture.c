@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counter.h"
 #include "group/member.h"
 
 #define ROOM_LOOK_MS	 200   /* so often a save that waits for room looks whether it is still wanted */
@@ -465,6 +466,7 @@ static int accept_filled(struct filling *filling)
 		block->crc = filled->crc;
 		block->flags = filled->flags;
 		block->sample = filled->sample;
+		count(COUNT_CAPTURED_BYTES, block->block ? block->block->bytes : 0);
 		if (save->hinted || !block->block)
 			continue;
 		if (filled->flags & FILLED_ZERO) {

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counter.h"
 #include "base/log.h"
 #include "group/inside.h"
 
@@ -75,6 +76,7 @@ static void give_lease_back(struct cgroup *group)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
 
+	count(COUNT_LEASES_GIVEN_BACK, 1);
 	if (req && !meta_put_lease(req, view_buf(&group->lease_key), group->groups->token, 0))
 		(void)meta_call_run(cluster_meta(group->groups->cluster), &req,
 				    env_in_ms(group->groups->env, SETTLE_MS), NULL);
@@ -131,6 +133,7 @@ static int keep_lease(void *arg)
 		bool over = r == META_HELD || (!r && epoch != group->epoch) ||
 			    env_now(env) - renewed_ns > LEASE_TTL_MS * NS_PER_MS * 2 / 3;
 		if (over) {
+			count(COUNT_LEASES_LOST, 1);
 			logm(LOG_WARN, "group.lease-lost", "group=%s epoch=%lu", group->name,
 			     (unsigned long)group->epoch);
 			break;
@@ -204,6 +207,7 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 		return r;
 	}
 	TAKE(group);
+	count(COUNT_LEASES_WON, 1);
 	return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counter.h"
 #include "group/member.h"
 
 #define HASH_FIBERS 2 /* at once on the workers, for one save */
@@ -184,6 +185,8 @@ static int fetch_into(struct crew *crew, const struct copy *copy, struct block *
 
 	if (!r)
 		r = env_call(groups->env, digest_on_worker, &digesting);
+	if (!r)
+		count(COUNT_COPIED_BYTES, copy->block.bytes);
 	if (!r && (crc != copy->block.crc || !digest_equal(&digesting.digest, &copy->block.digest)))
 		r = error_set(&crew->error, -ERR_ECHANGED,
 			      "block %u from node %s is not what was captured there: it was changed", copy->block.block,

@@ -229,6 +229,11 @@ int save_life(void *arg); /* a fiber: the whole life of a struct csave, whose re
 /* Does @node, of the recipe, have ranks or hold something? The others never hear of the save. */
 bool save_takes_part(const struct csave *save, size_t node);
 
+/* ---- trace.c: what is measured of saves ---------------------------------------------------------------------------------- */
+
+void trace_entered(const struct csave *save, enum save_state state);
+void trace_ended(const struct csave *save, int result); /* before the ranks are told */
+
 /* ---- tell.c ---------------------------------------------------------------------------------------------------------------- */
 
 /*

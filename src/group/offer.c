@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counter.h"
 #include "group/inside.h"
 
 /* A step is saved once in a run. One that failed stays failed: a rank that comes late to it is told why. */
@@ -125,6 +126,7 @@ static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, str
 	}
 	memcpy(save->ranks, group->ranks, group->size * sizeof(*save->ranks));
 	list_append(&group->saves, &save->link);
+	count(COUNT_SAVES_BEGUN, 1);
 	*ret = save;
 	return 0;
 }

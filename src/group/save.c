@@ -32,6 +32,7 @@ static void enter(struct csave *save, enum save_state state)
 {
 	save_state_move(&save->state, state);
 	save->at_ns[state] = env_now(save->group->groups->env);
+	trace_entered(save, state);
 	logm(LOG_DEBUG, "save.state", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " state=%s", save->save_id,
 	     save->group->name, save->bundle, save->step, save_state_name(state));
 }
@@ -531,6 +532,7 @@ static void save_settle(struct csave *save, int result)
 	     "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " state=%s version=%" PRIu64 " words=\"%s\"",
 	     save->save_id, save->group->name, save->bundle, save->step, save_state_name(save->state), save->version,
 	     result ? save->error.text : "");
+	trace_ended(save, result);
 	(void)save_tell(save, save->state, result, save->error.text, false, NULL);
 	if (!result)
 		point_reached(POINT_SAVE_TOLD);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 #include "base/hash.h"
 #include "net/conn.h"
 
@@ -363,6 +364,17 @@ static void refuse(struct net_conn *conn)
 		flush(conn);
 }
 
+/* A frame that cannot be believed; a stream that ended is none. */
+static void count_refusal(int why)
+{
+	if (why == -EPROTO)
+		count(COUNT_FRAMES_MALFORMED, 1);
+	else if (why == -EBADMSG)
+		count(COUNT_FRAMES_DAMAGED, 1);
+	else if (why == -ERR_EVERSION)
+		count(COUNT_FRAMES_VERSION, 1);
+}
+
 static void receive(struct net_conn *conn)
 {
 	struct error e = { 0 };
@@ -375,6 +387,7 @@ static void receive(struct net_conn *conn)
 		if (r == -ERR_EVERSION)
 			refuse(conn);
 		if (r) {
+			count_refusal(r);
 			conn_fail(conn, r, e.text);
 			return;
 		}

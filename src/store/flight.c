@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 
 static struct view key_of(const struct digest *digest)
 {
@@ -115,6 +116,12 @@ static int check_run(void *arg)
 	return 0;
 }
 
+static void count_damaged(struct store *store)
+{
+	store->stats.damaged++;
+	count(COUNT_BLOCKS_REFUSED, 1);
+}
+
 /* 0: the block's bytes, taken from @from if that is not NULL, are the right ones. Its sum and its digest say so. */
 static int check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e)
 {
@@ -123,9 +130,11 @@ static int check(struct flight *flight, struct block *block, const uint8_t *from
 
 	if (r)
 		return error_set(e, r, "%s: a block could not be checked: %s", where, error_meaning(r));
-	if (c.right && c.crc == flight->crc)
+	if (c.right && c.crc == flight->crc) {
+		count(COUNT_BLOCKS_VERIFIED, 1);
 		return 0;
-	flight->store->stats.damaged++;
+	}
+	count_damaged(flight->store);
 	return error_set(e, -ERR_EDAMAGED, "%s: a block of %" PRIu32 " bytes does not match its %s", where,
 			 flight->bytes, c.right ? "checksum" : "digest");
 }
@@ -152,11 +161,13 @@ static int from_peer(struct flight *flight, const struct source *source, struct 
 			      &crc, deadline_ns, e);
 
 	if (r == -ERR_EDAMAGED)
-		store->stats.damaged++;
+		count_damaged(store);
 	if (r)
 		return r;
 	store->stats.peer_fetches++;
 	store->stats.peer_bytes += flight->bytes;
+	count(COUNT_READ_PEER_BLOCKS, 1);
+	count(COUNT_READ_PEER_BYTES, flight->bytes);
 	return check(flight, block, NULL, source->name, e);
 }
 
@@ -185,9 +196,11 @@ static int from_backend(struct flight *flight, const struct source *source, stru
 		return r;
 	store->stats.backend_reads++;
 	store->stats.backend_bytes += call->req.got;
+	count(COUNT_READ_STORE_BLOCKS, 1);
+	count(COUNT_READ_STORE_BYTES, call->req.got);
 	if (call->req.got == flight->bytes)
 		return check(flight, block, NULL, source->name, e);
-	store->stats.damaged++;
+	count_damaged(store);
 	return error_set(e, -ERR_EDAMAGED, "%s: ends within a block of %" PRIu32 " bytes at %" PRIu64, source->name,
 			 flight->bytes, source->offset);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/counter.h"
 
 static void leave(struct flight **flight)
 {
@@ -40,6 +41,8 @@ static int look(struct store *store, const struct block_ref *ref, bool readable,
 	if (readable && block->kind != POOL_READ)
 		return 1;
 	store->stats.hits++;
+	count(COUNT_READ_POOL_BLOCKS, 1);
+	count(COUNT_READ_POOL_BYTES, ref->bytes);
 	return 0;
 }
 
