@@ -24,6 +24,7 @@ RANKS = 64
 NAME_BYTES, BUNDLE_BYTES, DIMENSIONS = 1024, 200, 8
 LONG_LIMIT_S = 900
 SAMPLE = 200
+LARGE_ITEMS = 100_000 if LONG else 55_000  # of the largest kind: more than a connection queues
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +57,13 @@ class Watch:
 # ---- items ----------------------------------------------------------------------------------------------------------------
 
 
-def save_and_read(cluster, n):
-    """Saves n items by two ranks, opens them on the other node, lists them all and reads some. Times by name."""
-    bundle, watch = f"items/{n}", Watch()
+def save_and_read(cluster, n, ranks):
+    """Saves n items by so many ranks, opens them on the other node, lists them all and reads some. Times by name."""
+    bundle, watch = f"items/{n}/{ranks}", Watch()
 
     def body(group, rank):
         with group.save(bundle, step=1) as saving:
-            for i in range(rank, n, 2):
+            for i in range(rank, n, ranks):
                 saving.add(f"item {i:07}", i.to_bytes(8, "little"))
             rank or watch.lap("offered")
         saving.captured.wait(LONG_LIMIT_S)
@@ -70,7 +71,7 @@ def save_and_read(cluster, n):
         saving.durable.wait(LONG_LIMIT_S)
         rank or watch.lap("durable")
 
-    job.good(job.ranks(cluster, 2, body))
+    job.good(job.ranks(cluster, ranks, body))
     with cluster.connect(1) as fb:
         watch.lap("")
         version = fb.open(bundle)
@@ -89,13 +90,37 @@ def save_and_read(cluster, n):
     return {name: lap for name, lap in watch.laps.items() if name}
 
 
-def test_items_in_a_version(cluster):
-    times = {n: save_and_read(cluster, n) for n in ITEM_COUNTS}
+@pytest.mark.parametrize("ranks", [1, 2])  # a rank may offer all that a version may have
+def test_items_in_a_version(cluster, ranks):
+    times = {n: save_and_read(cluster, n, ranks) for n in ITEM_COUNTS}
     for n, laps in times.items():
         print(f"{n:8} items: " + ", ".join(f"{name} {lap:.2f} s" for name, lap in laps.items()), f"({SAMPLE} read)")
     for less, more in zip(ITEM_COUNTS, ITEM_COUNTS[1:]):
         for name in ("captured", "durable", "opened", "listed"):
             assert times[more][name] < 25 * max(times[less][name], 0.5), f"{name}: {less} to {more} items"
+
+
+def test_a_rank_that_offers_and_wants_more_than_fits_into_many_frames(cluster):
+    """The longest names and the most dimensions: 1,340 bytes an item. Then all of them are loaded by one rank, and by two."""
+    shape = (1,) * (DIMENSIONS - 1) + (4,)
+    names = [f"{i:07}" + "n" * (NAME_BYTES - 7) for i in range(LARGE_ITEMS)]
+
+    def save(group, rank):
+        with group.save("items/large", step=1) as saving:
+            for i, name in enumerate(names):
+                saving.add(name, memoryview(i.to_bytes(4, "little")).cast("B", shape))
+        saving.durable.wait(LONG_LIMIT_S)
+
+    def load(group, rank):
+        outs = [bytearray(4) for _ in names]
+        with group.session.open("items/large", group=group) as version:
+            with group.load(version) as loading:
+                for name, out in zip(names, outs):
+                    loading.into(name, memoryview(out).cast("B", shape))
+        assert outs == [i.to_bytes(4, "little") for i in range(LARGE_ITEMS)]
+
+    job.good(job.ranks(cluster, 1, save))
+    job.good(job.ranks(cluster, 2, load))
 
 
 if LONG:

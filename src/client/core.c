@@ -105,6 +105,8 @@ void core_sent(struct core *core, size_t len)
 	CHECK(core->out_at <= core->out.len);
 	if (core->out_at == core->out.len) {
 		core->out.len = core->out_at = 0;
+		if (core->out.cap > OUT_KEPT_MAX)
+			buf_fini(&core->out);
 	} else if (core->out_at > core->out.len / 2) {
 		buf_drop(&core->out, core->out_at);
 		core->out_at = 0;

@@ -17,9 +17,9 @@
 #include "client/work.h"
 #include "wire/message.h"
 
-#define CORE_OUT_MAX   (128u << 20) /* bytes waiting to be sent; beyond it new requests answer -ENOBUFS */
-#define CORE_ITEMS_MAX 1000000	    /* in one save or load */
-#define CORE_NODE_MAX  63	    /* bytes of the daemon's node name; longer ones are cut */
+#define CORE_OUT_MAX   (1408u << 20) /* bytes waiting to be sent; beyond it new requests answer -ENOBUFS */
+#define CORE_ITEMS_MAX 1000000	     /* in one save or load */
+#define CORE_NODE_MAX  63	     /* bytes of the daemon's node name; longer ones are cut */
 
 struct core;
 struct core_group;

@@ -5,6 +5,7 @@
  * queue and reported when done. A save that fails or is cancelled before it is captured drops the work that nobody has begun, waits
  * for the rest, and only then tells the daemon (CANCEL) and its futures.
  */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -157,6 +158,11 @@ int core_save_new(struct core_group *group, const struct core_save_options *opti
 	return 0;
 }
 
+/* As elem_item_append() puts it: its length, two strings, two numbers, two boxes. So a list never outgrows a message. */
+#define ITEM_ENCODED_MAX (4 + (4 + ITEM_NAME_MAX) + (4 + DTYPE_MAX) + 2 * 4 + 2 * (4 + 16 * BOX_DIMS_MAX))
+#define REST_BYTES	 (1u << 20) /* of the same message: bundle, attributes */
+static_assert((uint64_t)CORE_ITEMS_MAX * ITEM_ENCODED_MAX + REST_BYTES <= BODY_MAX, "a list fits into a message");
+
 static int check_item(const struct core_item *item, struct error *e)
 {
 	const int len = (int)(item->name.len < 200 ? item->name.len : 200);
@@ -209,9 +215,6 @@ int core_save_add(struct core_save *save, const struct core_item *item, struct e
 	r = layout_init(&layout, &item->box, item->element_bits, item->strides_bytes, e);
 	if (!r && layout.bytes && !item->data)
 		r = error_set(e, -EINVAL, "its box has %" PRIu64 " bytes, and data is NULL", layout.bytes);
-	if (!r && save->encoded.bytes.len > BODY_MAX - 4 * ITEM_NAME_MAX)
-		r = error_set(e, -E2BIG, "names and boxes of all items have more than %u bytes",
-			      BODY_MAX - 4 * ITEM_NAME_MAX);
 	if (!r && (grow_items(save) || elem_item_append(&save->encoded, &elem)))
 		r = error_set(e, -ENOMEM, "no memory for one item more");
 	if (r) {
@@ -249,9 +252,12 @@ static int send_offer(struct core_save *save, struct error *e)
 	if (r)
 		return error_set(e, r, "no memory for an offer of %zu items", save->n_items);
 	r = core_ask(save->core, &save->request, MSG_SAVE, view_buf(&body), UINT32_MAX, e);
-	if (!r)
-		save->asked = true;
-	return r;
+	if (r)
+		return r;
+	save->asked = true;
+	if (save->whole) /* it goes out once, and may have a gigabyte */
+		list_buf_fini(&save->encoded);
+	return 0;
 }
 
 static void on_offered(struct request *request, const struct error *e, struct view body)

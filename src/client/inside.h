@@ -8,11 +8,12 @@
 #include "wire/body.h"
 
 #define CORE_MAGIC    UINT32_C(0x65726f43)
-#define ARENAS_MAX    16	      /* that a daemon may share */
-#define PARTIAL_MAX   (2u * BODY_MAX) /* bytes of messages that have come in part */
-#define TELL_MS	      60000	      /* deadline of messages whose reply nobody waits for */
-#define BATCH	      32	      /* results that are reported in one message, unless nothing more is under way */
-#define BATCH_MOST    16384	      /* and while REPORTS_MAX messages are under way: about 1 MiB */
+#define ARENAS_MAX    16	   /* that a daemon may share */
+#define PARTIAL_MAX   (128u << 20) /* bytes of messages that have come in part; answers to clients come in pages */
+#define OUT_KEPT_MAX  (4u << 20)   /* bytes of the buffer of what is to be sent, when all was sent */
+#define TELL_MS	      60000	   /* deadline of messages whose reply nobody waits for */
+#define BATCH	      32	   /* results that are reported in one message, unless nothing more is under way */
+#define BATCH_MOST    16384	   /* and while REPORTS_MAX messages are under way: about 1 MiB */
 #define REPORTS_MAX   16	  /* of one save: a daemon serves so many requests of a session at a time and no more */
 #define BATCH_BYTES   (16u << 20) /* and so many that they stand for: the daemon sums them while the next are captured */
 #define BLOCK_MAX     (8u << 20)  /* bytes */

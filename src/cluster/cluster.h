@@ -29,8 +29,8 @@
 
 #define PEER_PING_MS	  1000
 #define PEER_SILENT_MS	  4000
-#define CALL_BODY_MAX	  (64u << 20) /* bytes of a call or an answer, sent in frames of at most FRAME_BODY_MAX */
-#define NODE_NAME_MAX	  63	      /* bytes, [A-Za-z0-9._-] */
+#define CALL_BODY_MAX	  (1344u << 20) /* bytes of a call or an answer, sent in frames of at most FRAME_BODY_MAX */
+#define NODE_NAME_MAX	  63		/* bytes, [A-Za-z0-9._-] */
 #define CLUSTER_NODES_MAX 4096
 
 /* The generation's places: u32 in the meta engine; objects g/<n> (decimal) in the backend, whose contents may be anything. */

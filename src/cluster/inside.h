@@ -14,8 +14,8 @@
 
 #define CLUSTER_MAGIC UINT32_C(0x74736c43)
 
-#define CONN_CALLS_MAX	 1024	      /* served at a time for one connection; beyond it -EBUSY */
-#define CONN_PARTIAL_MAX (128u << 20) /* bytes of bodies that have come in part, on one connection */
+#define CONN_CALLS_MAX	 1024		 /* served at a time for one connection; beyond it -EBUSY */
+#define CONN_PARTIAL_MAX (2u * BODY_MAX) /* bytes of bodies that have come in part, on one connection */
 #define INCOMING_MAX	 (3 * CLUSTER_NODES_MAX)
 #define MSG_TYPES_MAX	 128   /* numbers of messages are below */
 #define META_REMOTE_MS	 30000 /* for one request to a remote engine, whoever still waits for it */

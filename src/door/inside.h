@@ -13,14 +13,14 @@
 #include "wire/body.h"
 
 #define DOOR_MAGIC	  UINT32_C(0x726f6f44)
-#define HELLO_MS	  10000 /* to say it */
-#define LAST_SIGN_MS	  500	/* between the end of a connection and that of its process, if both end */
-#define SEND_AGAIN_MS	  5	/* until a queue that was full is tried again */
-#define PARTIAL_MAX	  (2u * BODY_MAX)
-#define REQUEST_BYTES_MAX (128u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
-#define ANSWER_PAGE_BYTES (512u << 10) /* of a list; then the page ends */
-#define ASK_PEERS_MS	  2000	       /* for what peers have to say of themselves, all together */
-#define PAGE_MAX	  10000	       /* entries of a list in one answer */
+#define HELLO_MS	  10000		/* to say it */
+#define LAST_SIGN_MS	  500		/* between the end of a connection and that of its process, if both end */
+#define SEND_AGAIN_MS	  5		/* until a queue that was full is tried again */
+#define PARTIAL_MAX	  BODY_MAX	/* bytes that have come in part: a client sends one message after the other */
+#define REQUEST_BYTES_MAX (1408u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
+#define ANSWER_PAGE_BYTES (512u << 10)	/* of a list; then the page ends */
+#define ASK_PEERS_MS	  2000		/* for what peers have to say of themselves, all together */
+#define PAGE_MAX	  10000		/* entries of a list in one answer */
 
 struct door_native {
 	uint32_t magic;

@@ -10,8 +10,9 @@
 #include "base/list.h"
 #include "wire/frame.h"
 
-#define BODY_MAX	 (64u << 20) /* bytes of one joined body */
-#define BODY_PARTS_MAX	 256	     /* bodies that have come in part, on one connection */
+/* Bytes of one joined body: a million items, each with the longest name and 8 dimensions. */
+#define BODY_MAX	 (1344u << 20)
+#define BODY_PARTS_MAX	 256 /* bodies that have come in part, on one connection */
 #define FAILURE_CODE_MAX 65535
 
 #define BODY_FOREVER UINT64_MAX /* a deadline that never comes */
