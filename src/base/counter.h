@@ -175,7 +175,12 @@
 	SERIES(UP_TIME, NULL)                                                                                         \
 	FAMILY(generation, GAUGE, "number", NULL,                                                                     \
 	       "The cluster's generation as this node knows it; 0 before it has joined.")                             \
-	SERIES(GENERATION, NULL)
+	SERIES(GENERATION, NULL)                                                                                      \
+	FAMILY(store_stalls_total, COUNT, "reads", "event",                                                           \
+	       "Blocks read from the store for much longer than others of late, and what became of them.")            \
+	SERIES(STALLS, "stalled")                                                                                     \
+	SERIES(STALLS_ASKED_AGAIN, "asked_again")                                                                     \
+	SERIES(STALLS_SECOND_WON, "second_won")
 
 #define COUNTER_NOTHING(...)
 enum counter {

@@ -381,6 +381,9 @@ static int append_counters(const struct door_native *door, struct list_buf *list
 		{ "store_backend_bytes", store.backend_bytes },
 		{ "store_damaged_blocks", store.damaged },
 		{ "sessions", door->n_sessions },
+		{ "store_reads_stalled", store.stalled },
+		{ "store_reads_again", store.asked_again },
+		{ "store_reads_again_won", store.second_won },
 	};
 	int r = 0;
 

@@ -116,14 +116,13 @@ static int check_run(void *arg)
 	return 0;
 }
 
-static void count_damaged(struct store *store)
+void flight_count_damaged(struct flight *flight)
 {
-	store->stats.damaged++;
+	flight->store->stats.damaged++;
 	count(COUNT_BLOCKS_REFUSED, 1);
 }
 
-/* 0: the block's bytes, taken from @from if that is not NULL, are the right ones. Its sum and its digest say so. */
-static int check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e)
+int flight_check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e)
 {
 	struct checking c = { .flight = flight, .at = block->ptr, .from = from };
 	int r = env_call(flight->store->env, check_run, &c);
@@ -134,7 +133,7 @@ static int check(struct flight *flight, struct block *block, const uint8_t *from
 		count(COUNT_BLOCKS_VERIFIED, 1);
 		return 0;
 	}
-	count_damaged(flight->store);
+	flight_count_damaged(flight);
 	return error_set(e, -ERR_EDAMAGED, "%s: a block of %" PRIu32 " bytes does not match its %s", where,
 			 flight->bytes, c.right ? "checksum" : "digest");
 }
@@ -145,7 +144,7 @@ static int check(struct flight *flight, struct block *block, const uint8_t *from
 static int from_captured(struct flight *flight, struct block *block, struct error *e)
 {
 	struct block *captured = flight->captured;
-	int r = check(flight, block, captured->ptr, "the capture arena", e);
+	int r = flight_check(flight, block, captured->ptr, "the capture arena", e);
 
 	if (r == -ERR_EDAMAGED || (!r && captured->clean)) /* doubtful; or a copy too many */
 		pool_block_forget(captured);
@@ -161,48 +160,14 @@ static int from_peer(struct flight *flight, const struct source *source, struct 
 			      &crc, deadline_ns, e);
 
 	if (r == -ERR_EDAMAGED)
-		count_damaged(store);
+		flight_count_damaged(flight);
 	if (r)
 		return r;
 	store->stats.peer_fetches++;
 	store->stats.peer_bytes += flight->bytes;
 	count(COUNT_READ_PEER_BLOCKS, 1);
 	count(COUNT_READ_PEER_BYTES, flight->bytes);
-	return check(flight, block, NULL, source->name, e);
-}
-
-static void unpin_held(void *held)
-{
-	block_unpin(held);
-}
-
-static int from_backend(struct flight *flight, const struct source *source, struct block *block, uint64_t deadline_ns,
-			struct error *e)
-{
-	struct store *store = flight->store;
-	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_GET, source->name);
-
-	if (!call)
-		return error_set(e, -ENOMEM, "%s: no memory to read from it", source->name);
-	block_pin(block);
-	call->release = unpin_held;
-	call->held = block;
-	call->known = true; /* a root names it */
-	call->req.dst = block->ptr;
-	call->req.offset = source->offset;
-	call->req.len = flight->bytes;
-	int r = backend_call_run(store->backend, &call, deadline_ns, e);
-	if (r < 0)
-		return r;
-	store->stats.backend_reads++;
-	store->stats.backend_bytes += call->req.got;
-	count(COUNT_READ_STORE_BLOCKS, 1);
-	count(COUNT_READ_STORE_BYTES, call->req.got);
-	if (call->req.got == flight->bytes)
-		return check(flight, block, NULL, source->name, e);
-	count_damaged(store);
-	return error_set(e, -ERR_EDAMAGED, "%s: ends within a block of %" PRIu32 " bytes at %" PRIu64, source->name,
-			 flight->bytes, source->offset);
+	return flight_check(flight, block, NULL, source->name, e);
 }
 
 /* What may come next keeps half of the time. */
@@ -220,24 +185,32 @@ static bool is_over(const struct flight *flight)
 	return fiber_cancelled() || env_now(flight->store->env) >= flight->deadline_ns;
 }
 
+/* What writes to the block it is given has ended when this returns, or the block is not given back. */
+static int from_source(struct flight *flight, unsigned i, struct block **block, struct error *e)
+{
+	const struct source *source = &flight->sources[i];
+	uint64_t deadline_ns = share_of_time(flight, i);
+	int r = *block ? 0 : store_block_new(flight->store, POOL_READ, flight->bytes, deadline_ns, block, e);
+
+	if (r)
+		return r;
+	if (source->kind == SOURCE_PEER)
+		return from_peer(flight, source, *block, deadline_ns, e);
+	return flight_read(flight, source, block, deadline_ns, e);
+}
+
 /* Tries the sources in turn, those too that are added meanwhile. */
-static int fill(struct flight *flight, struct block *block, struct error *e)
+static int fill(struct flight *flight, struct block **block, struct error *e)
 {
 	int r = flight->captured ?
-			from_captured(flight, block, e) :
+			from_captured(flight, *block, e) :
 			error_set(e, -ENOENT, "the block is not in this node's pool, and no source is known");
 
 	for (unsigned i = 0; r && i < flight->n_sources; i++) {
-		const struct source *source = &flight->sources[i];
-		uint64_t deadline_ns = share_of_time(flight, i);
-
 		if (is_over(flight))
 			return error_set(e, fiber_cancelled() ? -ECANCELED : -ETIMEDOUT,
-					 "%s: no time is left to fetch a block from it", source->name);
-		if (source->kind == SOURCE_PEER)
-			r = from_peer(flight, source, block, deadline_ns, e);
-		else
-			r = from_backend(flight, source, block, deadline_ns, e);
+					 "%s: no time is left to fetch a block from it", flight->sources[i].name);
+		r = from_source(flight, i, block, e);
 	}
 	return r;
 }
@@ -263,7 +236,6 @@ static int publish(struct flight *flight, struct block *block, struct block **re
 	return 0;
 }
 
-/* Into a new block each time: an abandoned request may still write to the last one. */
 static int attempt(struct flight *flight, struct block **ret, struct error *e)
 {
 	struct block *block;
@@ -271,7 +243,7 @@ static int attempt(struct flight *flight, struct block **ret, struct error *e)
 
 	if (r)
 		return r;
-	r = fill(flight, block, e);
+	r = fill(flight, &block, e);
 	if (r) {
 		block_unpin(block);
 		return r;

@@ -6,6 +6,7 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "env/fiber.h"
+#include "store/patience.h"
 #include "store/store.h"
 
 #define STORE_MAGIC UINT32_C(0x726f7453)
@@ -49,6 +50,12 @@ void flight_leave(struct flight *flight); /* the last one ends it: waits, shield
 int flight_add(struct flight *flight, const struct block_ref *ref, const char *node, uint32_t wait_ms,
 	       uint64_t deadline_ns, struct error *e);
 void flight_give_up(struct flight *flight); /* a wish that nobody here is going to fulfil: -ENOENT */
+/* 0: the block's bytes, taken from @from if that is not NULL, are the right ones. Its sum and its digest say so. */
+int flight_check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e);
+void flight_count_damaged(struct flight *flight);
+/* From the backend, into *block or another one. On failure *block is NULL: something may still write to what it was. */
+int flight_read(struct flight *flight, const struct source *source, struct block **block, uint64_t deadline_ns,
+		struct error *e);
 /* Waits for its end: 0 and the block, pinned; its failure; -ETIMEDOUT, -ECANCELED. */
 int flight_wait(struct flight *flight, uint64_t deadline_ns, struct block **ret, struct error *e);
 
@@ -61,7 +68,8 @@ struct store {
 	struct map flights;		 /* by digest */
 	struct list waiting[POOL_KINDS]; /* for room, in order of their coming */
 	struct store_stats stats;
-	unsigned n_expecting; /* store_expect_begin() */
+	struct patience patience; /* with the backend */
+	unsigned n_expecting;	  /* store_expect_begin() */
 };
 
 void room_came(void *arg); /* for pool_on_room() */

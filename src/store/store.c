@@ -131,6 +131,7 @@ int store_new(struct env *env, struct pool *pool, struct cluster *cluster, struc
 		.backend = backend,
 	};
 	map_init(&store->flights);
+	patience_init(&store->patience);
 	for (int kind = 0; kind < POOL_KINDS; kind++)
 		list_init(&store->waiting[kind]);
 	pool_on_room(pool, room_came, store);

@@ -48,5 +48,9 @@ int store_block_new(struct store *store, enum pool_kind kind, uint32_t bytes, ui
 
 struct store_stats {
 	uint64_t hits, peer_fetches, backend_reads, backend_bytes, peer_bytes, damaged;
+	uint64_t stalled; /* reads from the backend that took longer than their like */
+	uint64_t
+		asked_again; /* those of them that were asked a second time: as far as the budget and the pool's room went */
+	uint64_t second_won; /* and the second one's bytes were the first right ones */
 };
 void store_stats(const struct store *store, struct store_stats *ret);
