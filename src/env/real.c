@@ -50,6 +50,7 @@ int thread_start(pthread_t *ret, const char *name, void *(*run)(void *arg), void
 	sigset_t all, before;
 
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* the thread's own: a mapped page that its disk does not give (meta/) */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int r = pthread_create(ret, NULL, run, arg);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +46,10 @@ static int lmdb_errno(int rc)
 		return -EAGAIN;
 	case MDB_BAD_VALSIZE:
 		return -EINVAL;
-	default: /* pages that are not what they should be; MDB_PANIC: an assertion failed over them */
+	case MDB_PANIC: /* the write of a head has failed: this file is not used any more */
+	case LMDB_UNREADABLE:
+		return -EIO;
+	default: /* pages that are not what they should be */
 		return -ERR_EDAMAGED;
 	}
 }
@@ -54,7 +58,10 @@ int lmdb_fail(struct lmdb *l, struct error *e, int rc, const char *doing)
 {
 	if (rc == MDB_MAP_FULL)
 		return error_set(e, -ENOSPC, "the index in %s, %s: it has reached its limit", l->path, doing);
-	return error_set(e, lmdb_errno(rc), "the index in %s, %s: %s", l->path, doing, mdb_strerror(rc));
+	return error_set(e, lmdb_errno(rc), "the index in %s, %s: %s", l->path, doing,
+			 rc == LMDB_ASSERTED   ? "what it holds makes no sense" :
+			 rc == LMDB_UNREADABLE ? "the disk does not give a page" :
+						 mdb_strerror(rc));
 }
 
 static _Thread_local jmp_buf *escape; /* out of LMDB, while lmdb_guarded() runs on this thread */
@@ -62,7 +69,23 @@ static _Thread_local jmp_buf *escape; /* out of LMDB, while lmdb_guarded() runs 
 static void lmdb_asserted(MDB_env *db, const char *text)
 {
 	if (escape)
-		longjmp(*escape, 1); /* else LMDB aborts, as it would have without us */
+		longjmp(*escape, LMDB_ASSERTED); /* else LMDB aborts, as it would have without us */
+}
+
+/* A mapped page that the disk does not give is a signal at whoever touches it. Anybody else's is what it would have been. */
+static void on_bus_error(int number)
+{
+	if (escape)
+		longjmp(*escape, LMDB_UNREADABLE);
+	signal(number, SIG_DFL);
+	raise(number);
+}
+
+static void catch_bus_errors(void)
+{
+	const struct sigaction action = { .sa_handler = on_bus_error, .sa_flags = SA_NODEFER };
+
+	(void)sigaction(SIGBUS, &action, NULL); /* cannot fail: the number is one that may be caught */
 }
 
 int lmdb_guarded(int (*fn)(void *arg), void *arg)
@@ -72,7 +95,9 @@ int lmdb_guarded(int (*fn)(void *arg), void *arg)
 
 	CHECK(!escape);
 	escape = &here;
-	r = setjmp(here) ? MDB_PANIC : fn(arg);
+	r = setjmp(here);
+	if (!r)
+		r = fn(arg);
 	escape = NULL;
 	return r;
 }
@@ -140,7 +165,12 @@ static int lock(struct lmdb *l, struct error *e)
 	return 0;
 }
 
-static int open_db(struct lmdb *l, uint64_t map_bytes, struct error *e)
+int lmdb_sync_dir(struct lmdb *l)
+{
+	return sync_path(l->path);
+}
+
+static int open_db(struct lmdb *l, struct error *e)
 {
 	/* No read-ahead: keys are looked up one by one, and memory belongs to the jobs on this node. */
 	const unsigned flags = MDB_NOTLS | MDB_NORDAHEAD;
@@ -149,7 +179,7 @@ static int open_db(struct lmdb *l, uint64_t map_bytes, struct error *e)
 
 	if (rc)
 		return lmdb_fail(l, e, rc, "starting");
-	rc = mdb_env_set_mapsize(l->db, map_bytes);
+	rc = mdb_env_set_mapsize(l->db, l->map_bytes);
 	if (!rc)
 		rc = mdb_env_set_maxreaders(l->db, META_LMDB_READERS_MAX);
 	if (!rc)
@@ -171,7 +201,18 @@ static int open_db(struct lmdb *l, uint64_t map_bytes, struct error *e)
 	return rc ? lmdb_fail(l, e, rc, "opening") : 0;
 }
 
-static int open_all(struct lmdb *l, uint64_t map_bytes, struct error *e)
+int lmdb_open_db(struct lmdb *l, struct error *e)
+{
+	int r = open_db(l, e);
+
+	if (r && l->db) {
+		mdb_env_close(l->db);
+		l->db = NULL;
+	}
+	return r;
+}
+
+static int open_all(struct lmdb *l, struct error *e)
 {
 	int r = make_dir(l, e);
 
@@ -180,10 +221,10 @@ static int open_all(struct lmdb *l, uint64_t map_bytes, struct error *e)
 	if (!r)
 		r = lmdb_check(l, e);
 	if (!r)
-		r = open_db(l, map_bytes, e);
+		r = lmdb_open_db(l, e);
 	if (r)
 		return r;
-	r = sync_path(l->path); /* data.mdb may be new */
+	r = lmdb_sync_dir(l); /* data.mdb may be new */
 	return r ? error_set(e, r, "the index in %s: syncing its directory: %s", l->path, error_meaning(r)) : 0;
 }
 
@@ -297,18 +338,24 @@ static void submit(struct meta *meta, struct meta_req *req)
 	meta_finish_later(req, refuse(l, req, -ENOSYS)); /* from a newer peer */
 }
 
+static MDB_env *volatile left_open; /* so that what it holds is not called lost */
+
 static void lmdb_free(struct meta *meta)
 {
 	struct lmdb *l = of(meta);
 
 	CHECK(!l->writing && !l->n_queued && !l->n_reads);
-	if (l->db)
+	if (l->stuck)
+		left_open = l->db; /* its lock is still this process's */
+	else if (l->db)
 		mdb_env_close(l->db);
 	if (l->owner_fd >= 0)
 		close(l->owner_fd); /* and with it the lock */
 	for (struct map_slot *slot = map_first(&l->leases); slot; slot = map_next(slot))
 		free(map_value(slot));
 	map_fini(&l->leases);
+	if (l->swappable)
+		pthread_rwlock_destroy(&l->swap);
 	free(l->path);
 	free(l);
 }
@@ -316,6 +363,21 @@ static void lmdb_free(struct meta *meta)
 static const struct meta_driver driver = { .name = "lmdb", .submit = submit, .free = lmdb_free };
 
 CLEANUP_OF(struct meta *, meta_free);
+
+/* A writer of the lock comes once in a disk's life, and must not wait for an end of reads that never comes. */
+static int make_swappable(struct lmdb *l)
+{
+	pthread_rwlockattr_t attr;
+	int r = pthread_rwlockattr_init(&attr);
+
+	if (r)
+		return -r;
+	(void)pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	r = pthread_rwlock_init(&l->swap, &attr);
+	(void)pthread_rwlockattr_destroy(&attr);
+	l->swappable = !r;
+	return -r;
+}
 
 int meta_lmdb_open_sized(struct env *env, const char *path, uint64_t map_bytes, struct meta **ret, struct error *e)
 {
@@ -333,7 +395,12 @@ int meta_lmdb_open_sized(struct env *env, const char *path, uint64_t map_bytes, 
 	l->path = strdup(path);
 	if (!l->path)
 		return error_set(e, -ENOMEM, "the index in %s: no memory", path);
-	int r = open_all(l, map_bytes, e);
+	int r = make_swappable(l);
+	if (r)
+		return error_set(e, r, "the index in %s: %s", path, error_meaning(r));
+	l->map_bytes = map_bytes;
+	catch_bus_errors();
+	r = open_all(l, e);
 	if (r)
 		return r;
 	*ret = TAKE(meta);

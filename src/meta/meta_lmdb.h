@@ -5,10 +5,12 @@
  * meta_lmdb_check.c reads an index through before LMDB does
  * meta_lmdb_read.c  answers to GET and RANGE
  * meta_lmdb_write.c a batch on its worker: one transaction, every request its own outcome
+ * meta_lmdb_mend.c  a new file for the index, after a write or sync of the old one has failed
  */
 #pragma once
 
 #include <lmdb.h>
+#include <pthread.h>
 
 #include "base/map.h"
 #include "meta/meta.h"
@@ -19,6 +21,7 @@
 #define META_BATCH_BYTES_MAX  (4u << 20)	   /* of their `in`, in one commit */
 #define META_QUEUE_MAX	      65536		   /* requests that wait for the writer */
 #define META_LEASES_MAX	      65536		   /* leases whose end is remembered */
+#define META_MEND_RETRY_MS    1000		   /* between two attempts to move the index to a new file */
 
 #define LMDB_RECORD_HEAD 4 /* CRC32C of key and value, before the value */
 
@@ -55,8 +58,21 @@ struct lmdb {
 	bool writing;
 	struct batch batch;
 	struct map leases; /* the batch's: key -> struct lease */
-	int broken;	   /* the batch's: 0, or LMDB's error after which nothing is written any more */
+	int broken;	   /* the batch's: 0, or LMDB's error after which nothing is written to this file any more */
+	bool stuck;	   /* the batch's: LMDB was left in the middle of a write: nothing is written until the process ends */
+	uint64_t mended_ns;	/* the batch's: when that was tried last; 0: never */
+	pthread_rwlock_t swap;	/* held for reading while a read uses `db`, for writing while another takes its place */
+	bool swappable;		/* `swap` is initialised */
+	uint64_t map_bytes;
 };
+
+/* What LMDB's own codes have no word for: */
+#define LMDB_ASSERTED	(-40001) /* an assertion in it failed, which only damage explains */
+#define LMDB_UNREADABLE (-40002) /* the disk did not give a page of the map */
+static inline bool lmdb_was_left(int rc)
+{
+	return rc == LMDB_ASSERTED || rc == LMDB_UNREADABLE;
+}
 
 /* For tests: as meta_lmdb_open(), with another size of the map. */
 int meta_lmdb_open_sized(struct env *env, const char *path, uint64_t map_bytes, struct meta **ret, struct error *e);
@@ -67,10 +83,16 @@ int meta_lmdb_open_sized(struct env *env, const char *path, uint64_t map_bytes, 
 int lmdb_fail(struct lmdb *l, struct error *e, int rc, const char *doing);
 
 /*
- * Runs @fn(@arg) so that an assertion inside LMDB, which would end the process, becomes MDB_PANIC. What @fn had opened in
- * LMDB is still open then. Not nested.
+ * Runs @fn(@arg) so that what would end the process becomes an error: an assertion inside LMDB is LMDB_ASSERTED, a page that the disk
+ * does not give is LMDB_UNREADABLE. What @fn had opened in LMDB is still open then; a transaction that writes must not even be
+ * aborted, since LMDB keeps cursors of its own on the stack that is gone. Not nested.
  */
 int lmdb_guarded(int (*fn)(void *arg), void *arg);
+
+/* ---- opening (meta_lmdb.c) ---- */
+
+int lmdb_open_db(struct lmdb *l, struct error *e);  /* data.mdb, which has been checked; l->db is NULL when it fails */
+int lmdb_sync_dir(struct lmdb *l);		    /* names in the index's directory survive a crash. 0 or negative errno */
 
 /* ---- checking (meta_lmdb_check.c) ---- */
 
@@ -85,6 +107,14 @@ int lmdb_record_value(struct view key, struct view record, struct view *ret);
 int lmdb_get(struct lmdb *l, MDB_txn *txn, struct view key, struct view *ret);
 int lmdb_answer_get(struct lmdb *l, struct meta_req *req);
 int lmdb_answer_range(struct lmdb *l, struct meta_req *req);
+
+/* ---- mending (meta_lmdb_mend.c) ---- */
+
+/*
+ * Copies what the index holds into a new file, which takes the place of the old one. On the writer's worker. 0: `broken` is 0 again;
+ * else why not, in LMDB's codes or errno's, with words in @e; reads go on with what there is.
+ */
+int lmdb_mend(struct lmdb *l, struct error *e);
 
 /* ---- writing (meta_lmdb_write.c) ---- */
 

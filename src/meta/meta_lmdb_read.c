@@ -50,7 +50,7 @@ struct reading {
 static int read_txn(struct lmdb *l, struct meta_req *req, int (*fn)(void *arg), int *ret_outcome)
 {
 	struct reading reading = { .l = l, .req = req };
-	int rc = mdb_txn_begin(l->db, NULL, MDB_RDONLY, &reading.txn);
+	int rc = l->db ? mdb_txn_begin(l->db, NULL, MDB_RDONLY, &reading.txn) : MDB_PANIC;
 
 	if (rc)
 		return rc;
@@ -65,7 +65,10 @@ static int read_txn(struct lmdb *l, struct meta_req *req, int (*fn)(void *arg), 
 static int answer(struct lmdb *l, struct meta_req *req, int (*fn)(void *arg), const char *doing)
 {
 	int outcome = 0;
+
+	(void)pthread_rwlock_rdlock(&l->swap); /* EAGAIN: more readers than workers; EDEADLK: not here */
 	int rc = read_txn(l, req, fn, &outcome);
+	(void)pthread_rwlock_unlock(&l->swap);
 
 	if (rc)
 		return lmdb_fail(l, &req->error, rc, doing);

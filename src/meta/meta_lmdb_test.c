@@ -16,15 +16,101 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/log.h"
 
 #define WORKERS 4
 
 static struct env *env;
 static char root[64]; /* a fresh directory for each test; the index is in "index" below it */
+
+/* ---- a disk that fails: LMDB and this room call these, not those of libc ---- */
+
+enum disk_call { DISK_WRITES = 1, DISK_HEADS = 2, DISK_SYNCS = 4, DISK_RENAMES = 8, DISK_ALL = 15 };
+
+static struct {
+	unsigned calls; /* which fail, */
+	int after, n;	/* after so many that do not, so many (-1: all that follow) */
+	int error;
+	unsigned seen; /* calls that could have failed */
+} sick_disk;
+
+static bool disk_fails(enum disk_call call)
+{
+	if (!(sick_disk.calls & call))
+		return false;
+	sick_disk.seen++;
+	if (sick_disk.after > 0) {
+		sick_disk.after--;
+		return false;
+	}
+	if (!sick_disk.n)
+		return false;
+	if (sick_disk.n > 0)
+		sick_disk.n--;
+	errno = sick_disk.error;
+	return true;
+}
+
+static void disk_sicken(unsigned calls, int after, int n, int error)
+{
+	sick_disk.calls = calls;
+	sick_disk.after = after;
+	sick_disk.n = n;
+	sick_disk.error = error;
+	sick_disk.seen = 0;
+}
+
+static void disk_heal(void)
+{
+	sick_disk.calls = 0;
+}
+
+#define OURS __attribute__((visibility("default")))
+OURS int fdatasync(int fd);
+OURS int fsync(int fd);
+OURS ssize_t pwrite(int fd, const void *p, size_t len, off_t at);
+OURS ssize_t pwrite_of_lmdb(int fd, const void *p, size_t len, off_t at) __asm__("pwrite"); /* ours is pwrite64 */
+OURS ssize_t writev(int fd, const struct iovec *vec, int n);
+OURS int rename(const char *from, const char *to);
+
+int fdatasync(int fd)
+{
+	return disk_fails(DISK_SYNCS) ? -1 : (int)syscall(SYS_fdatasync, fd);
+}
+
+int fsync(int fd)
+{
+	return disk_fails(DISK_SYNCS) ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+/* Heads are written by a descriptor that syncs by itself. */
+ssize_t pwrite(int fd, const void *p, size_t len, off_t at)
+{
+	bool head = fcntl(fd, F_GETFL) & O_DSYNC;
+
+	return disk_fails(head ? DISK_HEADS : DISK_WRITES) ? -1 : syscall(SYS_pwrite64, fd, p, len, at);
+}
+
+ssize_t pwrite_of_lmdb(int fd, const void *p, size_t len, off_t at)
+{
+	return pwrite(fd, p, len, at);
+}
+
+ssize_t writev(int fd, const struct iovec *vec, int n)
+{
+	return disk_fails(DISK_WRITES) ? -1 : syscall(SYS_writev, fd, vec, n);
+}
+
+int rename(const char *from, const char *to)
+{
+	return disk_fails(DISK_RENAMES) ? -1 : (int)syscall(SYS_rename, from, to);
+}
 
 /* ---- a real env whose clock can be put forward ---- */
 
@@ -35,6 +121,10 @@ static uint64_t skew_ns;
 static uint64_t skewed_now(struct env *of)
 {
 	return real_ops->now(of) + skew_ns;
+}
+
+static void say_nothing(void *arg, enum log_level level, const char *line)
+{
 }
 
 static int env_start(void)
@@ -425,6 +515,158 @@ static void a_read_only_file_system_is_EROFS(void **state)
 	assert_int_equal(umount(root), 0);
 }
 
+/* ---- a disk that fails ---- */
+
+static ino_t index_inode(void)
+{
+	struct stat st;
+
+	assert_int_equal(stat(below("index/data.mdb"), &st), 0);
+	return st.st_ino;
+}
+
+static void assert_holds(struct meta *meta, const char *key, const char *expected)
+{
+	char text[16] = "";
+
+	assert_int_equal(meta_suite_get(meta, key, text, sizeof(text)), expected ? 0 : -ENOENT);
+	assert_string_equal(text, expected ? expected : "");
+}
+
+static int put_with_words(struct meta *meta, const char *key, char words[ERROR_TEXT_MAX])
+{
+	struct meta_req *req = meta_req_new(META_TXN);
+
+	assert_int_equal(meta_txn_put(req, view_str(key), view_str("x")), 0);
+	meta_suite_start(meta, req);
+	int r = meta_suite_wait(req);
+	memcpy(words, req->error.text, ERROR_TEXT_MAX);
+	meta_req_free(req);
+	return r;
+}
+
+static void a_file_whose_sync_failed_is_never_believed_again(void **state)
+{
+	struct meta *meta = open_index();
+	ino_t first = index_inode();
+
+	assert_int_equal(meta_suite_put(meta, "a", "1"), 0);
+	disk_sicken(DISK_SYNCS, 0, 1, EIO);
+	assert_int_equal(meta_suite_put(meta, "b", "2"), -EIO);
+	assert_holds(meta, "a", "1");
+	assert_int_equal(index_inode(), first);
+	assert_int_equal(meta_suite_put(meta, "c", "3"), 0); /* in a new file */
+	assert_int_not_equal(index_inode(), first);
+	assert_holds(meta, "b", NULL);
+	meta_free(meta);
+	disk_heal();
+	meta = open_index();
+	assert_holds(meta, "a", "1");
+	assert_holds(meta, "c", "3");
+	meta_free(meta);
+}
+
+static void a_head_that_could_not_be_written_costs_the_file_but_not_the_index(void **state)
+{
+	struct meta *meta = open_index();
+	ino_t first = index_inode();
+
+	assert_int_equal(meta_suite_put(meta, "a", "1"), 0);
+	disk_sicken(DISK_HEADS, 0, 1, EIO);
+	assert_int_equal(meta_suite_put(meta, "b", "2"), -EIO);
+	assert_int_equal(meta_suite_put(meta, "c", "3"), 0);
+	assert_int_not_equal(index_inode(), first);
+	assert_holds(meta, "a", "1");
+	assert_holds(meta, "c", "3");
+	meta_free(meta);
+	disk_heal();
+}
+
+static void while_the_disk_is_sick_reads_go_on_and_writes_are_refused_in_words(void **state)
+{
+	char words[ERROR_TEXT_MAX];
+	struct meta *meta = open_index();
+
+	assert_int_equal(meta_suite_put(meta, "a", "1"), 0);
+	disk_sicken(DISK_SYNCS, 0, -1, EIO);
+	for (int i = 0; i < 5; i++) {
+		assert_int_equal(put_with_words(meta, "b", words), -EIO);
+		assert_non_null(strstr(words, below("index")));
+		assert_non_null(strstr(words, "not written any more until it can be moved to a new file"));
+		assert_holds(meta, "a", "1");
+		skew_ns += META_MEND_RETRY_MS * NS_PER_MS;
+	}
+	assert_int_equal(access(below("index/moved.mdb"), F_OK), -1); /* what a failed try has written is gone */
+	disk_heal();
+	assert_int_equal(meta_suite_put(meta, "b", "2"), 0); /* the disk works again: no restart */
+	assert_holds(meta, "b", "2");
+	meta_free(meta);
+}
+
+/* Ten puts, while one call of the disk, or all from one on, fail. False: that call was not reached. */
+static bool puts_on_a_sick_disk(int after, int n, int error)
+{
+	struct meta *meta = open_index();
+	char key[16];
+	bool acknowledged[10];
+
+	disk_sicken(DISK_ALL, after, n, error);
+	for (int i = 0; i < 10; i++) {
+		(void)snprintf(key, sizeof(key), "k%d", i);
+		acknowledged[i] = !meta_suite_put(meta, key, key);
+		skew_ns += META_MEND_RETRY_MS * NS_PER_MS;
+	}
+	bool reached = sick_disk.seen > (unsigned)after;
+	for (int opened = 0; opened < 2; opened++) {
+		disk_heal();
+		assert_int_equal(meta_suite_put(meta, "after", "x"), 0);
+		for (int i = 0; i < 10; i++) {
+			(void)snprintf(key, sizeof(key), "k%d", i);
+			if (acknowledged[i])
+				assert_holds(meta, key, key);
+		}
+		meta_free(meta);
+		meta = opened ? NULL : open_index();
+	}
+	return reached;
+}
+
+static void whichever_call_of_the_disk_fails_what_was_acknowledged_is_there(void **state)
+{
+	const int errors[] = { EIO, ENOSPC, EROFS };
+
+	for (int kind = 0; kind < 6; kind++) {
+		int after = 0;
+
+		while (puts_on_a_sick_disk(after, kind & 1 ? -1 : 1, errors[kind / 2]) && after < 100)
+			after++;
+		assert_in_range(after, 20, 99);
+	}
+}
+
+/* The disk gives no more pages than these: what reads them through the map is sent a signal. */
+static void a_page_that_the_disk_does_not_give_is_EIO_and_the_process_lives(void **state)
+{
+	struct meta *meta = open_index();
+	char text[16];
+	int r = 0, lost = 0;
+
+	int n = 0;
+	for (char key[16]; n < 300; n++) {
+		(void)snprintf(key, sizeof(key), "%06d", n);
+		assert_int_equal(meta_suite_put(meta, key, "some text to fill a page with"), 0);
+	}
+	assert_int_equal(truncate(below("index/data.mdb"), 8192), 0);
+	for (char key[16]; n--;) {
+		(void)snprintf(key, sizeof(key), "%06d", n);
+		r = meta_suite_get(meta, key, text, sizeof(text));
+		lost += r == -EIO;
+	}
+	assert_in_range(lost, 1, 300);
+	assert_int_not_equal(meta_suite_put(meta, "new", "x"), 0);
+	meta_free(meta);
+}
+
 /* ---- damage ---- */
 
 #define RECORDS	    300
@@ -666,6 +908,11 @@ int main(void)
 		claim(a_full_map_is_ENOSPC_and_what_fits_still_goes_in),
 		claim(a_full_file_system_is_ENOSPC_and_space_helps),
 		claim(a_read_only_file_system_is_EROFS),
+		claim(a_file_whose_sync_failed_is_never_believed_again),
+		claim(a_head_that_could_not_be_written_costs_the_file_but_not_the_index),
+		claim(while_the_disk_is_sick_reads_go_on_and_writes_are_refused_in_words),
+		claim(whichever_call_of_the_disk_fails_what_was_acknowledged_is_there),
+		claim(a_page_that_the_disk_does_not_give_is_EIO_and_the_process_lives),
 		claim(a_file_that_is_no_index_or_has_no_head_is_EDAMAGED),
 		claim(a_file_that_was_cut_is_EDAMAGED_and_nobody_crashes),
 		claim(a_flipped_byte_in_a_value_is_found_when_the_index_is_opened),
@@ -673,6 +920,7 @@ int main(void)
 		claim(an_index_that_lived_long_is_found_whole_each_time),
 		claim(random_damage_is_never_a_crash_nor_a_wrong_answer),
 	};
+	log_setup(LOG_ERROR, say_nothing, NULL); /* disks fail here all the time */
 	int failed = meta_suite_run(&direct) + meta_suite_run(&remote);
 
 	return failed + cmocka_run_group_tests_name("meta_lmdb", tests, NULL, NULL);

@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/log.h"
 
 #define NO_SPACE_BYTES 65536 /* a file system with less to give is full */
 
@@ -298,12 +299,14 @@ static int is_it_space(const struct lmdb *l, int rc)
 }
 
 /*
- * After these nothing more is written: what the failed call has left, in LMDB or on the disk, is not known. A lack of space or
- * memory, and a damaged page that one request has met, are not of this kind.
+ * After these nothing more is written to this file: what the failed call has left, in LMDB or on the disk, is not known, and a later
+ * sync that succeeds says nothing of what this one lost. A lack of memory, and a damaged page that one request has met, are not of
+ * this kind. Nor is a lack of space, whether a write tells it or the sync: what is lost then are pages that no head names, which
+ * the next transaction writes anew, all of them. (Where a head itself cannot be written, LMDB says MDB_PANIC from then on.)
  */
 static bool is_fatal(int rc, bool committing)
 {
-	if (rc == MDB_PANIC) /* an assertion */
+	if (rc == MDB_PANIC || lmdb_was_left(rc))
 		return true;
 	return committing && rc != ENOSPC && rc != ENOMEM && rc != EDQUOT && rc != MDB_MAP_FULL && rc != MDB_TXN_FULL;
 }
@@ -322,7 +325,8 @@ static int attempt_run(struct lmdb *l, unsigned from, unsigned to)
 		rc = is_it_space(l, lmdb_guarded(attempt_commit, &a));
 	}
 	if (rc) {
-		if (a.txn)
+		l->stuck |= lmdb_was_left(rc);
+		if (a.txn && !lmdb_was_left(rc))
 			mdb_txn_abort(a.txn);
 		leases_undo(&l->batch);
 		if (is_fatal(rc, committing))
@@ -336,7 +340,26 @@ static void fail(struct lmdb *l, struct meta_req *req, int rc)
 {
 	req->out.len = 0;
 	req->result = lmdb_fail(l, &req->error, rc,
-				l->broken ? "of which nothing is written any more until it is opened anew" : "writing");
+				l->stuck  ? "which is not written any more until the daemon is started anew" :
+				l->broken ? "which is not written any more until it can be moved to a new file" :
+					    "writing");
+}
+
+/* 0: the index may be written. Tried now and then, since it reads and writes all of it. */
+static int mend(struct lmdb *l)
+{
+	struct error e = { 0 };
+	int was = l->broken;
+
+	if (!was || l->stuck || (l->mended_ns && l->batch.now_ns - l->mended_ns < META_MEND_RETRY_MS * NS_PER_MS))
+		return was;
+	l->mended_ns = l->batch.now_ns;
+	int rc = lmdb_mend(l, &e);
+	if (rc)
+		logm(LOG_ERROR, "meta.index-not-written", "words=\"%s\"", e.text);
+	else
+		logm(LOG_WARN, "meta.index-moved", "index=%s why=\"%s\"", l->path, mdb_strerror(was));
+	return rc ? was : 0;
 }
 
 void lmdb_batch_run(struct job *job)
@@ -346,7 +369,9 @@ void lmdb_batch_run(struct job *job)
 
 	batch->n_changes = 0;
 	leases_sweep(l);
-	int rc = l->broken ? l->broken : attempt_run(l, 0, batch->n);
+	int rc = mend(l);
+	if (!rc)
+		rc = attempt_run(l, 0, batch->n);
 	for (unsigned i = 0; rc && i < batch->n; i++) {
 		int own = l->broken ? l->broken : batch->n == 1 ? rc : attempt_run(l, i, i + 1);
 
