@@ -64,38 +64,38 @@ int lmdb_fail(struct lmdb *l, struct error *e, int rc, const char *doing)
 						 mdb_strerror(rc));
 }
 
-static _Thread_local jmp_buf *escape; /* out of LMDB, while lmdb_guarded() runs on this thread */
+static _Thread_local sigjmp_buf *escape; /* out of LMDB, while lmdb_guarded() runs on this thread */
 
 static void lmdb_asserted(MDB_env *db, const char *text)
 {
 	if (escape)
-		longjmp(*escape, LMDB_ASSERTED); /* else LMDB aborts, as it would have without us */
+		siglongjmp(*escape, LMDB_ASSERTED); /* else LMDB aborts, as it would have without us */
 }
 
 /* A mapped page that the disk does not give is a signal at whoever touches it. Anybody else's is what it would have been. */
 static void on_bus_error(int number)
 {
 	if (escape)
-		longjmp(*escape, LMDB_UNREADABLE);
+		siglongjmp(*escape, LMDB_UNREADABLE);
 	signal(number, SIG_DFL);
 	raise(number);
 }
 
 static void catch_bus_errors(void)
 {
-	const struct sigaction action = { .sa_handler = on_bus_error, .sa_flags = SA_NODEFER };
+	const struct sigaction action = { .sa_handler = on_bus_error };
 
 	(void)sigaction(SIGBUS, &action, NULL); /* cannot fail: the number is one that may be caught */
 }
 
 int lmdb_guarded(int (*fn)(void *arg), void *arg)
 {
-	jmp_buf here;
+	sigjmp_buf here;
 	int r;
 
 	CHECK(!escape);
 	escape = &here;
-	r = setjmp(here);
+	r = sigsetjmp(here, true);
 	if (!r)
 		r = fn(arg);
 	escape = NULL;
