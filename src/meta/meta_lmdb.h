@@ -59,10 +59,10 @@ struct lmdb {
 	struct batch batch;
 	struct map leases; /* the batch's: key -> struct lease */
 	int broken;	   /* the batch's: 0, or LMDB's error after which nothing is written to this file any more */
-	bool stuck;	   /* the batch's: LMDB was left in the middle of a write: nothing is written until the process ends */
-	uint64_t mended_ns;	/* the batch's: when that was tried last; 0: never */
-	pthread_rwlock_t swap;	/* held for reading while a read uses `db`, for writing while another takes its place */
-	bool swappable;		/* `swap` is initialised */
+	bool stuck; /* the batch's: LMDB was left in the middle of a write: nothing is written until the process ends */
+	uint64_t mended_ns;    /* the batch's: when that was tried last; 0: never */
+	pthread_rwlock_t swap; /* held for reading while a read uses `db`, for writing while another takes its place */
+	bool swappable;	       /* `swap` is initialised */
 	uint64_t map_bytes;
 };
 
@@ -91,8 +91,8 @@ int lmdb_guarded(int (*fn)(void *arg), void *arg);
 
 /* ---- opening (meta_lmdb.c) ---- */
 
-int lmdb_open_db(struct lmdb *l, struct error *e);  /* data.mdb, which has been checked; l->db is NULL when it fails */
-int lmdb_sync_dir(struct lmdb *l);		    /* names in the index's directory survive a crash. 0 or negative errno */
+int lmdb_open_db(struct lmdb *l, struct error *e); /* data.mdb, which has been checked; l->db is NULL when it fails */
+int lmdb_sync_dir(struct lmdb *l); /* names in the index's directory survive a crash. 0 or negative errno */
 
 /* ---- checking (meta_lmdb_check.c) ---- */
 
