@@ -448,6 +448,19 @@ def test_zero_state_stores_nothing_and_its_plan_serves_the_next_save(cluster, bu
     cluster.forebay("verify", bundle)
 
 
+def test_zeros_are_zeros_where_the_pool_held_other_bytes(cluster, bundle):
+    """They are not written into their room, so what was there before must not come back."""
+    whole = 20 * job.MIB
+    for step in range(4):  # until each byte of the pool has been used
+        job.good(save_all(cluster, bundle, step, 1, lambda rank: [("x", noise(whole, step), {})]))
+    with mmap.mmap(-1, whole) as data:
+        data[whole - 1] = 1
+        saved = job.good(save_all(cluster, bundle, 4, 1, lambda rank: [("x", data, {})]))
+    assert saved[0][1]["hole_bytes"] == 16 * job.MIB
+    assert read(cluster, bundle) == {"x": bytes(whole - 1) + b"\1"}
+    cluster.forebay("verify", bundle)
+
+
 def test_a_save_grows_the_store_by_its_unique_bytes(cluster, bundle):
     shard = 5_000_000
     for step, copies in ((1, 1), (2, 3)):

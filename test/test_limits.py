@@ -3,6 +3,7 @@
 FOREBAY_LONG=1 takes each limit at its full size; the short form is a tenth of it or less. Times are printed, not judged,
 but for growth: ten times as many items may take at most 25 times as long.
 """
+import mmap
 import os
 import random
 import shutil
@@ -213,6 +214,42 @@ def test_dimensions(fb, group):
         with fb.load(version) as load:
             load.into("eight", memoryview(out).cast("B", (1, 1, 3, 1, 1, 1, 1, 1)), start=(1, 0, 0, 0, 1, 0, 1, 0))
         assert bytes(out) == bytes(memoryview(data)[12 + 3 : 24 : 4])
+
+
+# ---- large pieces ---------------------------------------------------------------------------------------------------------
+
+
+if LONG:
+
+    def test_a_piece_of_more_than_four_gibibytes(memory):
+        """Saved whole and loaded whole; nearly all of it zeros, which take room in the pool while they are looked at, no more."""
+        size, watch = (1 << 32) + 3 * job.MIB + 5, Watch()
+        marks = {0: 1, (1 << 31) + 3: 2, (1 << 32) - 1: 3, 1 << 32: 4, size - 1: 5}
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # pages that are only read are all the same one
+        with job.Cluster(memory / "large", 1, pool=2 * size + 16 * job.MIB) as cluster, cluster.connect() as fb:
+            watch.lap("")
+            with mmap.mmap(-1, size, private) as data, fb.join("j", run="0", rank=0, size=1) as group:
+                for at, value in marks.items():
+                    data[at] = value
+                saved = job.save(group, "large", 1, [("x", data, {})], limit_s=LONG_LIMIT_S).stats()
+            watch.lap("saved")
+            assert saved["offered_bytes"] == size and saved["stored_bytes"] <= 4 * 8 * job.MIB
+            with fb.open("large") as version, mmap.mmap(-1, size, private) as out:
+                assert version.find("x").nbytes == size
+                tail = bytearray(job.MIB + 5)
+                with fb.load(version) as load:
+                    load.into("x", tail, start=(size - len(tail),))
+                assert tail == bytes(len(tail) - 1) + b"\5"
+                watch.lap("its end loaded")
+                with fb.load(version) as load:
+                    load.into("x", out)
+                watch.lap("loaded whole")
+                assert {at: out[at] for at in marks} == marks
+                for at, value in marks.items():
+                    out[at] = 0
+                assert all(out[at : at + job.MIB].count(0) == len(out[at : at + job.MIB]) for at in range(0, size, job.MIB))
+            cluster.forebay("verify", "large")
+        print(f"{size} bytes: " + ", ".join(f"{name} {lap:.1f} s" for name, lap in watch.laps.items() if name))
 
 
 # ---- ranks ----------------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ static int hash_gathered(const struct work *work, struct hasher *hasher)
 {
 	_cleanup_(cleanup_mem) uint8_t *scratch = NULL;
 
+	map_span(work->span, work->bytes);
 	if (!work->span) {
 		scratch = malloc(GATHER_BYTES);
 		if (!scratch)
@@ -61,6 +62,24 @@ static int hash_gathered(const struct work *work, struct hasher *hasher)
 	return 0;
 }
 
+/* Zeros become a hole, so nothing is written. False: others, of which mostly the first few were looked at. */
+static bool hash_zeros(const uint8_t *data, uint32_t bytes, struct hasher *hasher)
+{
+	if (!bytes_are_zero(data, bytes))
+		return false;
+	hasher_update(hasher, data, bytes);
+	if (hasher->zero)
+		return true;
+	hasher_init(hasher); /* somebody writes there: the copy decides */
+	return false;
+}
+
+static void copy_and_hash(const struct work *work, const uint8_t *data, struct hasher *hasher)
+{
+	map_span(work->span, work->bytes);
+	hasher_copy(hasher, work->span, data, work->bytes);
+}
+
 static int capture_full(struct work *work)
 {
 	const uint8_t *data = (const uint8_t *)work->data + work->offset;
@@ -70,10 +89,10 @@ static int capture_full(struct work *work)
 	hasher_init(&hasher);
 	if (!layout_is_contiguous(work->layout))
 		r = hash_gathered(work, &hasher);
-	else if (work->span)
-		hasher_copy(&hasher, work->span, data, work->bytes);
-	else
+	else if (!work->span)
 		hasher_update(&hasher, data, work->bytes);
+	else if (!hash_zeros(data, work->bytes, &hasher))
+		copy_and_hash(work, data, &hasher);
 	if (r)
 		return r;
 	work->filled.digest = hasher_digest(&hasher);
@@ -97,6 +116,7 @@ static int capture_hinted(struct work *work)
 		to = scratch = malloc(work->bytes);
 	if (!to)
 		return -ENOMEM;
+	map_span(work->span, work->bytes);
 	copy_block(work, to);
 	work->filled.sample = sample_fingerprint(to, work->bytes);
 	return 0;
@@ -121,6 +141,5 @@ void work_run(struct work *work)
 		work->result = fill(work);
 		return;
 	}
-	map_span(work->span, work->bytes);
 	work->result = work->mode == GRANT_HINTED ? capture_hinted(work) : capture_full(work);
 }

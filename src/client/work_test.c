@@ -117,6 +117,24 @@ static void zeros_are_noticed(void **state)
 	assert_int_equal(capture(a, false, a->span, GRANT_FULL, 0, 101).flags, 0);
 }
 
+static void zeros_are_not_written_anywhere(void **state)
+{
+	struct array *a = *state;
+	const struct digest digest = { 0 };
+
+	memset(a->memory, 0, 5000);
+	memset(a->span, 0xaa, 5000);
+	struct elem_filled filled = capture(a, false, a->span, GRANT_FULL, 0, 5000);
+	assert_int_equal(filled.flags, FILLED_ZERO);
+	assert_int_equal(filled.crc, crc32c(0, a->memory, 5000));
+	assert_false(digest_equal(&filled.digest, &digest));
+	for (int i = 0; i < 5000; i++)
+		assert_int_equal(a->span[i], 0xaa);
+	a->memory[4999] = 1; /* now all of it is */
+	assert_int_equal(capture(a, false, a->span, GRANT_FULL, 0, 5000).flags, 0);
+	assert_memory_equal(a->span, a->memory, 5000);
+}
+
 static void one_span_fills_several_targets(void **state)
 {
 	struct array *a = *state;
@@ -154,6 +172,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_check_hashes_without_a_span, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_hinted_capture_samples_what_it_copied, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(zeros_are_noticed, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(zeros_are_not_written_anywhere, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(one_span_fills_several_targets, set_up, tear_down),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
