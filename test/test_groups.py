@@ -4,6 +4,7 @@ import mmap
 import random
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import forebay
 import numpy
@@ -503,6 +504,55 @@ def test_a_hint_after_another_structure_is_no_harm(cluster, bundle):
 
     assert job.good(job.ranks(cluster, 3, body)) == [2] * 3
     assert read(cluster, bundle) == {"other": b"".join(noise(500_000, rank) for rank in range(3)), "model": b"m"}
+
+
+def test_twelve_bundles_take_turns_with_one_structure_each(cluster, bundle):
+    """More than are remembered: a hint that finds nothing remembered is no harm, one that finds something serves."""
+    names = [f"{bundle}/{i}" for i in range(12)]
+
+    def value(i, turn, rank):
+        return noise(70_000 + i, i, turn, rank)
+
+    def save(group, rank, i, turn):
+        size = 70_000 + i
+        piece = ("w", value(i, turn, rank), {"shape": (3 * size,), "start": (rank * size,)})
+        return job.save(group, names[i], turn, [piece], same_structure=turn > 0)
+
+    def body(group, rank):
+        for turn in range(3):
+            for i in range(12):
+                save(group, rank, i, turn)
+        again = [save(group, rank, 0, turn) for turn in range(3, 5)]
+        assert again[1].stats()["plan_reused"]
+
+    job.good(job.ranks(cluster, 3, body))
+    for i, name in enumerate(names):
+        for turn in range(3):
+            assert read(cluster, name, turn + 1) == {"w": b"".join(value(i, turn, rank) for rank in range(3))}
+
+
+def test_groups_that_fill_the_pool_several_times_all_become_durable(tmp_path_factory):
+    """Five of 24 MiB, of which a pool of 64 MiB captures one at a time; two steps each, offered at once."""
+    size, groups = 12 * job.MIB, 5
+    with job.Cluster(tmp_path_factory.mktemp("five"), 1, pool=64 * job.MIB) as cluster:
+        started = threading.Barrier(groups)
+
+        def work(i):
+            def body(group, rank):
+                if not rank:
+                    started.wait(LIMIT_S)
+                for step in range(2):
+                    piece = ("w", noise(size, i, step, rank), {"shape": (2 * size,), "start": (rank * size,)})
+                    job.save(group, f"five/{i}", step, [piece])
+
+            return job.ranks(cluster, 2, body)
+
+        with ThreadPoolExecutor(groups) as pool:
+            for results in pool.map(work, range(groups)):
+                job.good(results)
+        for i in range(groups):
+            assert read(cluster, f"five/{i}") == {"w": noise(size, i, 1, 0) + noise(size, i, 1, 1)}
+        assert cluster.running(0)
 
 
 def test_a_small_pool_and_a_single_node_are_refused_in_clear_words(tmp_path_factory):

@@ -82,7 +82,9 @@ static void take_save(struct daemon *d, const struct frame_head *head, struct vi
 	CHECK(msg_save_decode(body, &m) == 0 && elem_item_next(&m.items, &item) == 0);
 	CHECK(box_bytes(&item.box, item.element_bits, &d->bytes) == 0 && d->bytes <= ARENA_BYTES);
 	SEND(d, MSG_SAVE, head->request, FRAME_REPLY, -1, save_reply, .save_id = 1);
-	if (d->manners == NEVER_CAPTURES)
+	if (d->manners == RUNS_LATE)
+		SEND(d, MSG_STAGE, m.save, 0, -1, stage, .code = ETIMEDOUT, .words = view_str("rank 7 is late"));
+	if (d->manners == NEVER_CAPTURES || d->manners == RUNS_LATE)
 		return;
 	d->blocks = d->filled = 0;
 	for (uint64_t at = 0; at < d->bytes; at += BLOCK) {

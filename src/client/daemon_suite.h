@@ -15,6 +15,7 @@ enum manners {
 	OTHER_MAJOR,	/* refuses HELLO */
 	HANGS_UP,	/* at SAVE */
 	NEVER_CAPTURES, /* grants nothing */
+	RUNS_LATE,	/* ends a save since time ran out */
 };
 
 struct daemon {

@@ -198,6 +198,26 @@ static void many_threads_wait_for_one_future_and_the_daemon_dies(void **state)
 	free(matrix);
 }
 
+/* Else whoever waits in steps would take it for one that is not over, and go on without end. */
+static void a_future_that_ended_since_time_ran_out_is_over(void **state)
+{
+	struct forebay_session *session = open_session(*state, RUNS_LATE);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_DURABLE);
+
+	assert_int_equal(forebay_save_submit(save), 0);
+	assert_int_equal(forebay_wait(future, -1), -ETIME);
+	assert_int_equal(forebay_wait(future, 0), -ETIME);
+	assert_string_equal(forebay_future_error(future), "rank 7 is late");
+	forebay_future_free(future);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	free(matrix);
+}
+
 static void handles_outlive_the_session(void **state)
 {
 	struct daemon *d = *state;
@@ -358,6 +378,7 @@ int main(void)
 		TEST(a_save_is_captured_whatever_its_strides_and_comes_back),
 		TEST(a_futures_descriptor_tells_when_it_is_over),
 		TEST(many_threads_wait_for_one_future_and_the_daemon_dies),
+		TEST(a_future_that_ended_since_time_ran_out_is_over),
 		TEST(handles_outlive_the_session),
 		TEST(freeing_a_save_that_is_not_captured_cancels_it),
 		TEST(a_forked_process_must_connect_by_itself),

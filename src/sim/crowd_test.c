@@ -1,0 +1,236 @@
+/* Stories of groups, each told once in a calm simulated world: more ranks than a history has, and turns that chance seldom takes. */
+#include "sim/crowd_suite.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/inside.h"
+
+#define MIB (1u << 20)
+
+static void noise(uint8_t *bytes, size_t n, uint64_t seed)
+{
+	uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+	for (size_t i = 0; i < n; i++) {
+		x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+		bytes[i] = (uint8_t)x;
+	}
+}
+
+/* ---- many ranks ---- */
+
+enum { CROWD_RANKS = 1024, SHARD = 100, REPLICA = 5000 };
+
+static int save_and_load(struct crowd_rank *rank)
+{
+	uint8_t shard[SHARD], replica[REPLICA], out[SHARD + REPLICA], expected[SHARD];
+	uint32_t other = (rank->number + 1) % CROWD_RANKS;
+	char own[16];
+	uint64_t version;
+
+	noise(shard, SHARD, 1 + rank->number);
+	noise(replica, REPLICA, 0);
+	noise(expected, SHARD, 1 + other);
+	snprintf(own, sizeof(own), "own %u", rank->number);
+	const struct crowd_item items[] = {
+		{ "replica", REPLICA, 0, REPLICA, replica },
+		{ "shards", CROWD_RANKS * SHARD, rank->number * SHARD, SHARD, shard },
+		{ own, 4, 0, 4, &rank->number },
+	};
+	int r = crowd_save(rank, "crowd", 1, NULL, items, ARRAY_LEN(items), NULL);
+	if (!r)
+		r = crowd_open(rank, "crowd", true, &version);
+	const struct crowd_item wanted[] = { { "shards", 0, other * SHARD, SHARD, NULL },
+					     { "replica", 0, 0, REPLICA, NULL } };
+	if (!r)
+		r = crowd_load(rank, version, true, wanted, 2, out);
+	if (r)
+		return r;
+	assert_memory_equal(out, expected, SHARD);
+	assert_memory_equal(out + SHARD, replica, REPLICA);
+	return 0;
+}
+
+static int crowd_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "crowd", "0", CROWD_RANKS, .live = save_and_load };
+
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+static void a_group_of_1024_ranks_saves_and_loads(void **state)
+{
+	crowd_play(1, 8, 8 * MIB, crowd_story);
+}
+
+/* ---- an end that one node does not hear ---- */
+
+#define HEARD_MS 60000 /* in which an end is known to all whom it concerns */
+
+static struct crowd *cut; /* for the listener, which has no argument */
+
+/* What the coordinator says next is lost. Both see a broken connection, dial again, and find each other alive. */
+static void cut_at_the_end(enum point point)
+{
+	if (point != POINT_INDEX_DURABLE)
+		return;
+	world_cut(cut->world, "n1", "n2");
+	world_cut(cut->world, "n2", "n1");
+}
+
+/* The saves that the rank's node holds. */
+static uint32_t saves_here(struct crowd_rank *rank)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct msg_status_reply reply;
+
+	assert_int_equal(client_call(&rank->client, MSG_STATUS, &body, 0, 10000, &answer), 0);
+	assert_int_equal(msg_status_reply_decode(view_buf(&answer), &reply), 0);
+	return reply.saves.count;
+}
+
+static int save_over_a_cut(struct crowd_rank *rank)
+{
+	static uint8_t bytes[2][100000];
+	const struct crowd_item items[] = { { "own", 200000, rank->number * 100000, 100000, bytes[rank->number] } };
+	const struct core_save_options twice = { .copies = 2 };
+	struct error ends[CORE_STAGES];
+	uint64_t version;
+
+	noise(bytes[rank->number], 100000, rank->number + 1);
+	uint64_t begun_ns = env_now(rank->env);
+	(void)crowd_save(rank, "cut", 1, &twice, items, 1, ends);
+	assert_int_equal(ends[CORE_STAGED].code, 0);
+	assert_in_range(env_now(rank->env) - begun_ns, 0, HEARD_MS * NS_PER_MS);
+	while (saves_here(rank)) { /* their blocks are pinned as long */
+		assert_in_range(env_now(rank->env) - begun_ns, 0, HEARD_MS * NS_PER_MS);
+		assert_int_equal(fiber_sleep_until(env_in_ms(rank->env, 500)), 0);
+	}
+	assert_int_equal(crowd_open(rank, "cut", false, &version), 0);
+	return 0;
+}
+
+static int cut_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "cut", "0", 2, .first_node = 1, .n_nodes = 2, .live = save_over_a_cut };
+
+	cut = crowd;
+	point_listen(cut_at_the_end);
+	crowd_work(crowd, &job);
+	point_listen(NULL);
+	return 0;
+}
+
+static void a_node_that_missed_the_end_of_a_save_asks_for_it(void **state)
+{
+	for (uint64_t seed = 1; seed <= 5; seed++)
+		crowd_play(seed, 3, 4 * MIB, cut_story);
+}
+
+/* ---- room on several nodes ---- */
+
+enum { GROUPS = 4, GROUP_STEPS = 3, PART = 3 * MIB / 2 }; /* of the 2 MiB of each node that take captures */
+
+#define ROOM_MS 60000 /* for all saves, one after the other */
+
+static int save_half(struct crowd_rank *rank)
+{
+	uint8_t *bytes = must_alloc(PART);
+	const struct crowd_item items[] = { { "part", 2 * PART, (uint64_t)rank->number * PART, PART, bytes } };
+	int r = 0;
+
+	for (uint64_t step = 0; !r && step < GROUP_STEPS; step++) {
+		noise(bytes, PART, 100 * step + rank->number + (uint64_t)*rank->job->group * 1000);
+		r = crowd_save(rank, rank->job->group, step, NULL, items, 1, NULL);
+	}
+	free(bytes);
+	return r;
+}
+
+static int work_on(void *arg)
+{
+	struct crowd_job *job = arg;
+
+	crowd_work(job->arg, job);
+	return 0;
+}
+
+/* Each group has a rank on both nodes; which of them coordinates differs, and with it whose calls come first. */
+static int circle_story(struct crowd *crowd)
+{
+	static const char *const names[GROUPS] = { "a", "b", "c", "d" };
+	struct crowd_job jobs[GROUPS];
+	struct nursery nursery;
+
+	nursery_init(&nursery, crowd->world->loop);
+	uint64_t begun_ns = crowd->world->now_ns;
+	for (unsigned i = 0; i < GROUPS; i++) {
+		jobs[i] = (struct crowd_job){ names[i], "0", 2, .first_node = i % 2, .live = save_half, .arg = crowd };
+		assert_int_equal(fiber_start(&nursery, "job", work_on, &jobs[i]), 0);
+	}
+	assert_int_equal(nursery_wait(&nursery, FOREVER), 0);
+	nursery_fini(&nursery);
+	assert_in_range(crowd->world->now_ns - begun_ns, 0, ROOM_MS * NS_PER_MS);
+	return 0;
+}
+
+static void groups_never_wait_for_each_others_room_in_a_circle(void **state)
+{
+	for (uint64_t seed = 1; seed <= 10; seed++)
+		crowd_play(seed, 2, 4 * MIB, circle_story);
+}
+
+/* ---- a rank that leaves before it asks ---- */
+
+static int load_without_one(struct crowd_rank *rank)
+{
+	static const uint8_t bytes[3000];
+	const struct crowd_item item = { "x", 3000, 0, 3000, bytes };
+	uint8_t out[3000];
+	uint64_t version;
+	int r = crowd_save(rank, "left", 1, NULL, &item, 1, NULL);
+
+	if (!r)
+		r = crowd_open(rank, "left", true, &version);
+	if (r || rank->number == 2)
+		return r;
+	uint64_t begun_ns = env_now(rank->env);
+	assert_int_equal(crowd_load(rank, version, true, &item, 1, out), -ERR_ERANK);
+	assert_in_range(env_now(rank->env) - begun_ns, 0, HEARD_MS * NS_PER_MS);
+	return crowd_load(rank, version, false, &item, 1, out); /* alone it can */
+}
+
+static int leaver_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "left", "0", 3, .live = load_without_one };
+
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+/* On a node of its own, and beside others of its group. */
+static void a_load_for_which_a_rank_does_not_come_any_more_fails(void **state)
+{
+	crowd_play(1, 3, 4 * MIB, leaver_story);
+	crowd_play(2, 2, 4 * MIB, leaver_story);
+	crowd_play(3, 1, 4 * MIB, leaver_story);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_group_of_1024_ranks_saves_and_loads),
+		cmocka_unit_test(a_node_that_missed_the_end_of_a_save_asks_for_it),
+		cmocka_unit_test(groups_never_wait_for_each_others_room_in_a_circle),
+		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
