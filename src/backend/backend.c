@@ -120,6 +120,10 @@ void backend_submit(struct backend *backend, struct backend_req *req)
 	req->job = (struct job){ 0 };
 	req->result = 0;
 	req->got = 0;
+	if (req->hasher)
+		hasher_init(req->hasher);
+	if (req->hasher)
+		hasher_init(req->hasher);
 	req->size = 0;
 	req->out.len = 0;
 	req->error = (struct error){ 0 };

@@ -22,6 +22,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "env/env.h"
 
 #define BACKEND_KEY_MAX	 1024  /* bytes, without the final 0 */
@@ -74,7 +75,8 @@ struct backend_req {
 	char after[BACKEND_KEY_MAX + 1]; /* LIST: "" from the start */
 	uint64_t offset;
 	size_t len;
-	void *dst; /* GET */
+	void *dst;	       /* GET */
+	struct hasher *hasher; /* GET: fed what arrives in dst, in order, while it is in the core's cache; or NULL */
 	const struct backend_vec *vec;
 	size_t n_vec;
 	bool if_absent;

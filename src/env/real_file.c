@@ -17,8 +17,7 @@
 
 #include "base/cleanup.h"
 
-#define AHEAD_BYTES    (256u << 10) /* of a read */
-#define LIST_NAMES_MAX (1u << 22)   /* in one directory */
+#define LIST_NAMES_MAX (1u << 22) /* in one directory */
 
 struct dir {
 	uint32_t magic;
@@ -410,8 +409,6 @@ ssize_t real_file_read(struct file *file, uint64_t offset, void *p, size_t len)
 	size_t got = 0;
 
 	CHECK_MAGIC(file, FILE_MAGIC);
-	if (len >= AHEAD_BYTES) /* all of it on its way at once, not read-ahead's 128 KiB at a time */
-		(void)posix_fadvise(file->fd, (off_t)offset, (off_t)len, POSIX_FADV_WILLNEED);
 	while (got < len) {
 		ssize_t n = pread(file->fd, (uint8_t *)p + got, len - got, (off_t)(offset + got));
 

@@ -189,6 +189,8 @@ static int do_get(struct backend_req *req, const struct record *record)
 		memcpy(req->dst, record->value.ptr + req->offset, req->got);
 	if (req->got && fault_here(env, FAULT_READ_FLIP, "get", req->key))
 		((uint8_t *)req->dst)[world_random(env->world, req->got)] ^= 16;
+	if (req->hasher)
+		hasher_update(req->hasher, req->dst, req->got);
 	return 0;
 }
 

@@ -95,25 +95,17 @@ int flight_wait(struct flight *flight, uint64_t deadline_ns, struct block **ret,
 
 /* ---- checking ---- */
 
-struct checking {
-	const struct flight *flight;
-	uint8_t *at;
-	const uint8_t *from; /* copied to @at first; or NULL */
-	uint32_t crc;
-	bool right;
-};
-
-static int check_run(void *arg)
+int flight_judge(struct flight *flight, const struct digest *digest, uint32_t crc, const char *where, struct error *e)
 {
-	struct checking *c = arg;
-	uint32_t bytes = c->flight->bytes;
+	bool right = digest_equal(digest, &flight->digest);
 
-	if (c->from)
-		memcpy(c->at, c->from, bytes);
-	c->crc = crc32c(0, c->at, bytes);
-	struct digest digest = digest_of(c->at, bytes);
-	c->right = digest_equal(&digest, &c->flight->digest);
-	return 0;
+	if (right && crc == flight->crc) {
+		count(COUNT_BLOCKS_VERIFIED, 1);
+		return 0;
+	}
+	flight_count_damaged(flight);
+	return error_set(e, -ERR_EDAMAGED, "%s: a block of %" PRIu32 " bytes does not match its %s", where,
+			 flight->bytes, right ? "checksum" : "digest");
 }
 
 void flight_count_damaged(struct flight *flight)
@@ -122,20 +114,37 @@ void flight_count_damaged(struct flight *flight)
 	count(COUNT_BLOCKS_REFUSED, 1);
 }
 
-int flight_check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e)
+struct checking {
+	uint8_t *at;
+	const uint8_t *from; /* copied to @at first; or NULL */
+	uint32_t bytes, crc;
+	struct digest digest;
+};
+
+static int check_run(void *arg)
 {
-	struct checking c = { .flight = flight, .at = block->ptr, .from = from };
+	struct checking *c = arg;
+	struct hasher hasher;
+
+	hasher_init(&hasher);
+	if (c->from)
+		hasher_copy(&hasher, c->at, c->from, c->bytes);
+	else
+		hasher_update(&hasher, c->at, c->bytes);
+	c->crc = hasher.crc;
+	c->digest = hasher_digest(&hasher);
+	return 0;
+}
+
+/* The block's bytes, taken from @from if that is not NULL, on a worker. */
+static int check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e)
+{
+	struct checking c = { .at = block->ptr, .from = from, .bytes = flight->bytes };
 	int r = env_call(flight->store->env, check_run, &c);
 
 	if (r)
 		return error_set(e, r, "%s: a block could not be checked: %s", where, error_meaning(r));
-	if (c.right && c.crc == flight->crc) {
-		count(COUNT_BLOCKS_VERIFIED, 1);
-		return 0;
-	}
-	flight_count_damaged(flight);
-	return error_set(e, -ERR_EDAMAGED, "%s: a block of %" PRIu32 " bytes does not match its %s", where,
-			 flight->bytes, c.right ? "checksum" : "digest");
+	return flight_judge(flight, &c.digest, c.crc, where, e);
 }
 
 /* ---- sources ---- */
@@ -144,7 +153,7 @@ int flight_check(struct flight *flight, struct block *block, const uint8_t *from
 static int from_captured(struct flight *flight, struct block *block, struct error *e)
 {
 	struct block *captured = flight->captured;
-	int r = flight_check(flight, block, captured->ptr, "the capture arena", e);
+	int r = check(flight, block, captured->ptr, "the capture arena", e);
 
 	if (r == -ERR_EDAMAGED || (!r && captured->clean)) /* doubtful; or a copy too many */
 		pool_block_forget(captured);
@@ -167,7 +176,7 @@ static int from_peer(struct flight *flight, const struct source *source, struct 
 	store->stats.peer_bytes += flight->bytes;
 	count(COUNT_READ_PEER_BLOCKS, 1);
 	count(COUNT_READ_PEER_BYTES, flight->bytes);
-	return flight_check(flight, block, NULL, source->name, e);
+	return check(flight, block, NULL, source->name, e);
 }
 
 /* What may come next keeps half of the time. */

@@ -50,8 +50,8 @@ void flight_leave(struct flight *flight); /* the last one ends it: waits, shield
 int flight_add(struct flight *flight, const struct block_ref *ref, const char *node, uint32_t wait_ms,
 	       uint64_t deadline_ns, struct error *e);
 void flight_give_up(struct flight *flight); /* a wish that nobody here is going to fulfil: -ENOENT */
-/* 0: the block's bytes, taken from @from if that is not NULL, are the right ones. Its sum and its digest say so. */
-int flight_check(struct flight *flight, struct block *block, const uint8_t *from, const char *where, struct error *e);
+/* 0: bytes with this digest and this sum are the block's. -ERR_EDAMAGED: they are not; it is counted. */
+int flight_judge(struct flight *flight, const struct digest *digest, uint32_t crc, const char *where, struct error *e);
 void flight_count_damaged(struct flight *flight);
 /* From the backend, into *block or another one. On failure *block is NULL: something may still write to what it was. */
 int flight_read(struct flight *flight, const struct source *source, struct block **block, uint64_t deadline_ns,

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 
 #include "base/check.h"
 #include "base/counter.h"
@@ -17,7 +18,6 @@
 struct ask {
 	struct race *race;
 	struct block *block; /* pinned; NULL: not asked */
-	bool answered;	     /* the store has; its bytes may still be looked at */
 	bool over;
 	int result;
 	struct error error;
@@ -33,28 +33,52 @@ struct race {
 	struct nursery nursery;
 };
 
-static void unpin_held(void *held)
+/* What a request writes to, and what it was: both are its own until it ends. */
+struct landing {
+	struct block *block;
+	struct hasher hasher;
+};
+
+static void landing_free(void *held)
 {
-	block_unpin(held);
+	struct landing *landing = held;
+
+	block_unpin(landing->block);
+	free(landing);
 }
 
-/* The bytes as the store gives them: unchecked. */
+/* The driver hashes while it reads. */
+static struct backend_call *landing_call(const struct ask *ask)
+{
+	const struct flight *flight = ask->race->flight;
+	const struct source *source = ask->race->source;
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_GET, source->name);
+	struct landing *landing = call ? malloc(sizeof(*landing)) : NULL;
+
+	if (!landing)
+		return NULL;
+	landing->block = ask->block;
+	block_pin(ask->block);
+	call->release = landing_free;
+	call->held = landing;
+	call->known = true; /* a root names it */
+	call->req.dst = ask->block->ptr;
+	call->req.hasher = &landing->hasher;
+	call->req.offset = source->offset;
+	call->req.len = flight->bytes;
+	return TAKE(call);
+}
+
+/* Right or not: the bytes that the store gave. */
 static int ask_store(struct ask *ask, struct error *e)
 {
 	struct flight *flight = ask->race->flight;
 	const struct source *source = ask->race->source;
 	struct store *store = flight->store;
-	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_GET, source->name);
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = landing_call(ask);
 
 	if (!call)
 		return error_set(e, -ENOMEM, "%s: no memory to read from it", source->name);
-	block_pin(ask->block);
-	call->release = unpin_held;
-	call->held = ask->block;
-	call->known = true; /* a root names it */
-	call->req.dst = ask->block->ptr;
-	call->req.offset = source->offset;
-	call->req.len = flight->bytes;
 	int r = backend_call_run(store->backend, &call, ask->race->deadline_ns, e);
 	if (r < 0)
 		return r;
@@ -62,8 +86,11 @@ static int ask_store(struct ask *ask, struct error *e)
 	store->stats.backend_bytes += call->req.got;
 	count(COUNT_READ_STORE_BLOCKS, 1);
 	count(COUNT_READ_STORE_BYTES, call->req.got);
-	if (call->req.got == flight->bytes)
-		return 0;
+	if (call->req.got == flight->bytes) {
+		struct digest digest = hasher_digest(call->req.hasher);
+
+		return flight_judge(flight, &digest, call->req.hasher->crc, source->name, e);
+	}
 	flight_count_damaged(flight);
 	return error_set(e, -ERR_EDAMAGED, "%s: ends within a block of %" PRIu32 " bytes at %" PRIu64, source->name,
 			 flight->bytes, source->offset);
@@ -77,11 +104,8 @@ static int ask_run(void *arg)
 	uint64_t began_ns = env_now(store->env);
 
 	ask->result = ask_store(ask, &ask->error);
-	ask->answered = true;
-	if (!ask->result) {
+	if (!ask->result)
 		patience_saw(&store->patience, env_now(store->env) - began_ns);
-		ask->result = flight_check(race->flight, ask->block, NULL, race->source->name, &ask->error);
-	}
 	ask->over = true;
 	wake_all(&race->news);
 	return 0;
@@ -142,16 +166,14 @@ static int race_wait(struct race *race)
 	int r = 0;
 
 	while (!r && !race_winner(race) && race_runs(race)) {
-		bool may_stall = race->n_asks < ASKS && limit_ns < race->deadline_ns && !race->asks[0].answered;
+		bool may_stall = race->n_asks < ASKS && limit_ns < race->deadline_ns;
 
 		r = wait_at(&race->news, may_stall ? limit_ns : race->deadline_ns);
 		if (r != -ETIMEDOUT || !may_stall)
 			continue;
+		race_ask_again(race);
+		limit_ns = race->deadline_ns; /* if it was not asked, it is not asked later either */
 		r = 0;
-		if (!race->asks[0].answered) {
-			race_ask_again(race);
-			limit_ns = race->deadline_ns; /* if it was not asked, it is not asked later either */
-		}
 	}
 	return r;
 }

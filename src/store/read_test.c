@@ -64,6 +64,7 @@ static void answer(struct timer *timer)
 	bed_fill(dst, req->len, strtoull(req->key, NULL, 10));
 	dst[req->len / 2] ^= pending->outcome == FLIPPED;
 	req->got = req->len;
+	hasher_update(req->hasher, dst, req->len);
 	req->result = pending->outcome == FAILED ? error_set(&req->error, -EIO, "%s: EIO", req->key) : 0;
 	pending->scene->under_way--;
 	free(pending);
