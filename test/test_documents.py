@@ -389,7 +389,8 @@ def test_no_locked_memory_is_needed(cluster, tmp_path):
     [("store", "dir:/no/store", "store: /no/store: .*No such file or directory"), ("meta", "lmdb:/no/meta/m", "/no/meta/m"),
      ("meta", "lmdb:/proc/m", "/proc/m"), ("socket", "/no/folder/s", "/no/folder"), ("socket", "/proc/s", "/proc/s"),
      ("listen", "tcp:127.0.0.1:{port}", "tcp:127.0.0.1:{port}: cannot listen: Address already in use"),
-     ("listen", "tcp:192.0.2.1:7400", "192.0.2.1:7400: cannot listen: Cannot assign"), ("listen", "tcp:lo:7400", "lo"),
+     ("listen", "tcp:192.0.2.1:7400", "listen: tcp:192.0.2.1:7400 is not on loopback: .* set key to its file"),
+     ("listen", "tcp:127.0.0.300:7400", "127.0.0.300"), ("listen", "tcp:lo:7400", "lo"),
      ("listen", "tcp:^lo,docker", "listen"), ("pool", "1M", "pool: 1048576 bytes are too few"),
      ("pool", "3000G", "room for only|Cannot allocate|at most")],
 )  # fmt: skip

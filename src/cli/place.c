@@ -25,6 +25,8 @@
 #define PORT_STRIDE	17
 #define FOLDER_MODE	0755
 #define FILE_MODE	0644
+#define KEY_BYTES	32 /* random; the file has them in hex */
+#define KEY_MODE	0600
 #define LOCK_POLL_MS	50
 #define CONFIG_LINE_MAX 199 /* bytes that inih reads as one line */
 #define POOL_MIN_BYTES	(UINT64_C(64) << 20)
@@ -227,18 +229,28 @@ static int read_state(struct place *place, struct error *e)
 	return r ? error_set(e, r, "%s: not as `forebay up` writes it", path) : 0;
 }
 
-static int write_file(const char *path, const char *text, struct error *e)
+/* Nobody sees it with another mode than @mode, however briefly. */
+static int write_file_mode(const char *path, const char *text, mode_t mode, struct error *e)
 {
 	_cleanup_(cleanup_mem) char *beside = format("%s.new", path);
-	FILE *f = beside ? fopen(beside, "we") : NULL;
 
+	if (!beside)
+		return -ENOMEM;
+	unlink(beside);
+	int fd = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode & KEY_MODE);
+	FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
 	if (!f)
 		return error_set(e, -errno, "%s: %s", path, strerror(errno));
 	fputs(text, f);
 	bool bad = ferror(f);
-	if (fclose(f) || bad || chmod(beside, FILE_MODE) || rename(beside, path))
+	if (fclose(f) || bad || chmod(beside, mode) || rename(beside, path))
 		return error_set(e, -errno, "%s: %s", path, strerror(errno));
 	return 0;
+}
+
+static int write_file(const char *path, const char *text, struct error *e)
+{
+	return write_file_mode(path, text, FILE_MODE, e);
 }
 
 static int write_state(const struct place *place, struct error *e)
@@ -350,11 +362,35 @@ static int find_port(void)
 	return port;
 }
 
+/* The cluster's key, made once. A cluster that runs without one goes on so until it has been down. */
+static int make_key(struct place *place, bool runs, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *path = place_path(place, "key");
+	char text[2 * KEY_BYTES + 2];
+	uint8_t key[KEY_BYTES];
+
+	if (!path)
+		return -ENOMEM;
+	place->has_key = access(path, F_OK) == 0;
+	if (place->has_key || runs)
+		return 0;
+	if (getrandom(key, sizeof(key), 0) != sizeof(key))
+		return error_set(e, -EIO, "%s: no randomness to make a key of", path);
+	hex_encode(text, key, sizeof(key));
+	memcpy(text + 2 * KEY_BYTES, "\n", 2);
+	int r = write_file_mode(path, text, KEY_MODE, e);
+	explicit_bzero(key, sizeof(key));
+	explicit_bzero(text, sizeof(text));
+	place->has_key = !r;
+	return r;
+}
+
 static int write_config(const struct place *place, uint64_t node, struct error *e)
 {
 	_cleanup_(cleanup_mem) char *folder = place_node_path(place, node, ""),
 				    *path = place_node_path(place, node, "config");
 	_cleanup_(cleanup_mem) char *sock = place_node_path(place, node, "socket"), *text = NULL, *meta = NULL;
+	_cleanup_(cleanup_mem) char *key = place->has_key ? format("key = %s/key\n", place->dir) : strdup("");
 	bool embedded = !strncmp(place->meta, "lmdb:", 5);
 	uint64_t pool = place->pool_bytes ? place->pool_bytes : place_fit_pool(available_memory(), place->nodes);
 
@@ -362,7 +398,7 @@ static int write_config(const struct place *place, uint64_t node, struct error *
 	if (r)
 		return r;
 	meta = embedded && node ? format("tcp:127.0.0.1:%" PRIu64, place->port) : strdup(place->meta);
-	if (!path || !sock || !meta)
+	if (!path || !sock || !meta || !key)
 		return -ENOMEM;
 	if (strlen(sock) >= sizeof(((struct sockaddr_un *)NULL)->sun_path))
 		return error_set(e, -ENAMETOOLONG,
@@ -376,9 +412,9 @@ static int write_config(const struct place *place, uint64_t node, struct error *
 	if (r)
 		return r;
 	text = format("# Made by `forebay up` from ../cluster.json at each start.\n"
-		      "node = node-%" PRIu64 "\ncluster = %s\nlisten = tcp:127.0.0.1:%" PRIu64 "\n"
+		      "node = node-%" PRIu64 "\ncluster = %s\n%slisten = tcp:127.0.0.1:%" PRIu64 "\n"
 		      "socket = %s\nstore = %s\nmeta = %s\npool = %" PRIu64 "\n",
-		      node, place->cluster, node ? 0 : place->port, sock, place->store, meta, pool);
+		      node, place->cluster, key, node ? 0 : place->port, sock, place->store, meta, pool);
 	return text ? write_file(path, text, e) : -ENOMEM;
 }
 
@@ -391,7 +427,7 @@ static int write_env(const struct place *place, struct error *e)
 	return path && text ? write_file(path, text, e) : -ENOMEM;
 }
 
-int place_prepare(struct place *place, bool keep_port, struct error *e)
+int place_prepare(struct place *place, bool runs, struct error *e)
 {
 	_cleanup_(cleanup_mem) char *store = place_path(place, "store"), *store_url = NULL;
 	int r = fill_in(place);
@@ -401,12 +437,14 @@ int place_prepare(struct place *place, bool keep_port, struct error *e)
 		return -ENOMEM;
 	if (!strcmp(place->store, store_url))
 		r = make_folder(store, e);
-	if (!r && !(place->port && (keep_port || try_port(place->port) > 0))) {
+	if (!r && !(place->port && (runs || try_port(place->port) > 0))) {
 		int port = find_port();
 
 		r = port < 0 ? error_set(e, port, "no port of 127.0.0.1 is free: %s", strerror(-port)) : 0;
 		place->port = r ? 0 : (uint64_t)port;
 	}
+	if (!r)
+		r = make_key(place, runs, e);
 	for (uint64_t node = 0; !r && node < place->nodes; node++)
 		r = write_config(place, node, e);
 	if (!r)

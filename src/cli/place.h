@@ -2,6 +2,7 @@
  * cli/place.h: the folder below which `forebay up` keeps a cluster.
  *
  *	D/cluster.json		what was asked for, and the port of the node with the meta engine; written last when D is new
+ *	D/key			the cluster's key: random, for its owner's eyes only
  *	D/env			for shells: FOREBAY_SOCKET of node 0
  *	D/lock			held while an `up` or `down` works on D
  *	D/store, D/meta		unless the store or the meta engine are elsewhere
@@ -21,6 +22,7 @@
 struct place {
 	char *dir;			  /* absolute */
 	bool is_new;			  /* there is no cluster.json yet */
+	bool has_key;			  /* D/key is there */
 	int lock_fd;			  /* -1: not held */
 	uint64_t nodes, port, pool_bytes; /* pool_bytes 0: fitted to the machine at each start */
 	char *store, *meta, *cluster;	  /* URLs; the cluster's name */
@@ -30,8 +32,8 @@ struct place {
  * With @create the folder is made. Messages name the folder. */
 int place_open(const char *dir, bool create, int wait_ms, struct place *ret, struct error *e);
 void place_fini(struct place *place);
-/* Makes folders, configurations, env and cluster.json. Chooses the port, unless the one at hand is free or @keep_port. */
-int place_prepare(struct place *place, bool keep_port, struct error *e);
+/* Makes folders, configurations, env and cluster.json. Chooses the port, unless the one at hand is free or a node @runs. */
+int place_prepare(struct place *place, bool runs, struct error *e);
 
 char *place_node_path(const struct place *place, uint64_t node,
 		      const char *name); /* D/node-N/NAME, or D/node-N for "" */

@@ -87,6 +87,8 @@ static int print_tables(const struct status *status)
 	printf(", generation %" JSON_INTEGER_FORMAT ", seen from ",
 	       json_integer_value(json_object_get(status->root, "generation")));
 	text_print(stdout, text_of(status, "node"));
+	if (!json_integer_value(json_object_get(status->counters, "peers_prove_key")))
+		printf("; peers are not authenticated: no key is set");
 	printf("\n\n");
 	int r = table_print(&status->node_table);
 	if (!r && json_array_size(status->saves)) {

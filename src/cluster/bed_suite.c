@@ -66,6 +66,7 @@ struct cluster *bed_new(struct bed *bed, int i, const char *cluster_id, struct e
 		.domain = node->domain,
 		.listen = "tcp:127.0.0.1:0",
 		.cluster_id = cluster_id,
+		.key = view_str(bed->key),
 		.meta = i ? NULL : bed->meta,
 		.meta_address = i ? cluster_address(bed->nodes[0].cluster) : NULL,
 		.backend = bed->backend,
@@ -121,6 +122,7 @@ int bed_setup_new(void **state)
 	struct error e;
 
 	CHECK(bed);
+	bed->key = "the key of this bed alone";
 	snprintf(bed->dir, sizeof(bed->dir), "/tmp/forebay-bed-XXXXXX");
 	CHECK(mkdtemp(bed->dir));
 	EXPECT_CALL(env_real_new("bed", 2, &bed->env, &e), 0, &e);

@@ -25,6 +25,7 @@ struct bed_node {
 struct bed {
 	struct env *env;
 	char dir[64];
+	const char *key; /* of the clusters that are made next; NULL: none */
 	struct meta *meta;
 	struct backend *backend;
 	struct bed_node nodes[BED_NODES];

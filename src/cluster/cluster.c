@@ -50,6 +50,27 @@ void cluster_set_generation(struct cluster *cluster, uint32_t generation)
 		cluster->generation = generation;
 }
 
+/* ---- greeting ---- */
+
+struct greet_self greet_self_of(const struct cluster *cluster)
+{
+	return (struct greet_self){
+		.cluster = cluster->id,
+		.node = cluster->node,
+		.generation = cluster->generation,
+		.incarnation = cluster->incarnation,
+		.pool_bytes = cluster->pool ? pool_arena(cluster->pool, POOL_CAPTURE)->size +
+						      pool_arena(cluster->pool, POOL_READ)->size :
+					      0,
+		.key = view_buf(&cluster->key),
+	};
+}
+
+void peer_refuse(struct cluster *cluster, enum refusal reason, const char *words)
+{
+	refusal_note(&cluster->refusals, "peer", reason, env_now(cluster->env), words);
+}
+
 /* ---- watches ---- */
 
 /* A watcher may take itself, or others, off the list; each is told once. */
@@ -217,7 +238,12 @@ int cluster_new(struct env *env, const struct cluster_options *options, struct c
 	waitplace_init(&cluster->quiet);
 	cluster_serve(cluster, MSG_FETCH, fetch_serve, cluster);
 
-	int r = copy_name(cluster->node, options->node, "node", e);
+	int r = buf_append(&cluster->key, options->key.ptr, options->key.len);
+	if (!r && options->key.len && (options->key.len < PROOF_KEY_MIN || options->key.len > PROOF_KEY_MAX))
+		r = error_set(e, -EINVAL, "a cluster's key has %d to %d bytes, not %zu", PROOF_KEY_MIN, PROOF_KEY_MAX,
+			      options->key.len);
+	if (!r)
+		r = copy_name(cluster->node, options->node, "node", e);
 	if (!r)
 		r = copy_name(cluster->domain, options->domain ? options->domain : options->node, "failure domain", e);
 	if (!r)
@@ -292,6 +318,9 @@ void cluster_free(struct cluster *cluster)
 	peer_free(cluster->meta_peer);
 	if (cluster->meta_is_remote)
 		meta_free(cluster->meta);
+	if (cluster->key.ptr)
+		explicit_bzero(cluster->key.ptr, cluster->key.len);
+	buf_fini(&cluster->key);
 	cluster->magic = 0;
 	free(cluster);
 }
@@ -326,4 +355,16 @@ uint64_t cluster_incarnation(const struct cluster *cluster)
 {
 	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
 	return cluster->incarnation;
+}
+
+bool cluster_has_key(const struct cluster *cluster)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	return cluster->key.len;
+}
+
+const struct refusals *cluster_refusals(const struct cluster *cluster)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	return &cluster->refusals;
 }

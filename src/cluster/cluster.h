@@ -24,6 +24,7 @@
 #include "env/fiber.h"
 #include "meta/meta.h"
 #include "net/net.h"
+#include "net/refusal.h"
 #include "pool/pool.h"
 #include "wire/message.h"
 
@@ -44,6 +45,8 @@ struct cluster_options {
 	const char *node, *domain; /* domain NULL: the node's name */
 	const char *listen;	   /* "tcp:HOST:PORT"; port 0 picks one */
 	const char *cluster_id;
+	struct view
+		key; /* the cluster's, PROOF_KEY_MIN to PROOF_KEY_MAX bytes: peers prove it; empty: they prove nothing */
 	struct meta *meta;	  /* the embedded engine, which this node then serves to its peers; or NULL and: */
 	const char *meta_address; /* of the daemon that serves it */
 	struct backend *backend;  /* for the generation's put-if-absent */
@@ -65,7 +68,9 @@ const char *cluster_node(const struct cluster *cluster);
 const char *cluster_address(const struct cluster *cluster);
 const char *cluster_id(const struct cluster *cluster);
 uint32_t cluster_generation(const struct cluster *cluster);
-uint64_t cluster_incarnation(const struct cluster *cluster); /* of this node */
+uint64_t cluster_incarnation(const struct cluster *cluster);		/* of this node */
+bool cluster_has_key(const struct cluster *cluster);			/* peers have proven the cluster's key */
+const struct refusals *cluster_refusals(const struct cluster *cluster); /* connections and calls of peers */
 /* A rebuild raised the generation (bundle/): takes the new one over and tells the peers with their next frames. */
 void cluster_set_generation(struct cluster *cluster, uint32_t generation);
 

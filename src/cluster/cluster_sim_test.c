@@ -78,6 +78,7 @@ static void node_start(struct scene *s, int i)
 		.node = node->name,
 		.listen = listen,
 		.cluster_id = "sim",
+		.key = view_str("the simulated key"),
 		.meta = node->meta,
 		.meta_address = i ? "tcp:10.0.0.1:7000" : NULL,
 		.backend = node->backend,

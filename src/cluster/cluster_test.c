@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "cluster/bed_suite.h"
+#include "cluster/inside.h"
 
 #define MSG_ECHO MSG_G_JOIN /* any types that the cluster does not serve itself */
 #define MSG_FAIL MSG_G_LOST
@@ -387,6 +388,98 @@ static void a_node_of_another_cluster_is_refused(void **state)
 	bed_run(state, foreign_story);
 }
 
+static void write_ghost(struct bed *bed, const char *address);
+
+static uint64_t refused(struct bed *bed, int i, enum refusal reason)
+{
+	return cluster_refusals(at(bed, i))->counts[reason];
+}
+
+static int key_story(struct bed *bed)
+{
+	const char *const keys[] = { "a key that is another one", NULL };
+	const enum refusal reasons[] = { REFUSAL_PROOF, REFUSAL_UNPROVEN };
+	struct error e;
+
+	for (int i = 0; i < 2; i++) {
+		uint64_t before = refused(bed, 0, reasons[i]);
+
+		bed->key = keys[i];
+		struct cluster *stranger = bed_new(bed, 2, "bed", &e);
+		EXPECT_CALL(cluster_join(stranger, bed_deadline(bed), &e), -EACCES, &e);
+		EXPECT(strstr(e.text, "key"));
+		EXPECT_INT(cluster_has_key(stranger), i == 0);
+		EXPECT(refused(bed, 0, reasons[i]) > before);
+
+		/* and it lets nobody in that knows it by its address: neither kind of connection comes up */
+		write_ghost(bed, cluster_address(stranger));
+		struct digest digest = { { 1 } };
+		uint8_t span[8];
+		uint32_t crc;
+		EXPECT_CALL(cluster_call(at(bed, 1), "ghost", MSG_ECHO, view_str("x"), bed_deadline(bed), NULL, &e),
+			    -EACCES, &e);
+		EXPECT_CALL(cluster_fetch(at(bed, 1), "ghost", &digest, 8, 0, span, &crc, bed_deadline(bed), &e),
+			    -EACCES, &e);
+		cluster_stop(stranger);
+		cluster_free(stranger);
+	}
+	EXPECT_CALL(cluster_call(at(bed, 1), "n0", MSG_PING, view_str(""), bed_deadline(bed), NULL, &e), 0, &e);
+	return 0;
+}
+
+static void a_node_without_the_key_neither_comes_in_nor_lets_in(void **state)
+{
+	bed_run(state, key_story);
+}
+
+static void nothing(void *arg)
+{
+}
+
+static void no_frame(void *arg, const struct frame_head *head, struct view body)
+{
+}
+
+static void note_down(void *arg, int reason, const char *words)
+{
+	struct net_conn **conn = arg;
+
+	net_close(TAKE(*conn));
+}
+
+static int strangers_story(struct bed *bed)
+{
+	enum { KNOCKS = STRANGERS_MAX + 9 };
+	struct net_conn *conns[KNOCKS];
+	struct error e;
+
+	serve_all(bed, 0);
+	for (int i = 0; i < KNOCKS; i++) {
+		const struct net_events events = { .up = nothing,
+						   .frame = no_frame,
+						   .down = note_down,
+						   .arg = &conns[i] };
+
+		EXPECT_INT(net_connect(bed->env, cluster_address(at(bed, 0)), &events, &conns[i]), 0);
+	}
+	while (refused(bed, 0, REFUSAL_LIMIT) < KNOCKS - STRANGERS_MAX)
+		EXPECT_INT(fiber_sleep_until(env_in_ms(bed->env, 1)), 0);
+	for (int i = 0; i < KNOCKS - STRANGERS_MAX; i++)
+		while (conns[i]) /* the oldest */
+			EXPECT_INT(fiber_sleep_until(env_in_ms(bed->env, 1)), 0);
+	EXPECT(conns[KNOCKS - 1]);
+	expect_echo(bed, 1, 0, "still heard");
+	EXPECT_CALL(cluster_call(at(bed, 2), "n0", MSG_ECHO, view_str("x"), bed_deadline(bed), NULL, &e), 0, &e);
+	for (int i = 0; i < KNOCKS; i++)
+		net_close(TAKE(conns[i]));
+	return 0;
+}
+
+static void many_who_knock_and_say_nothing_keep_nobody_out(void **state)
+{
+	bed_run(state, strangers_story);
+}
+
 /* A record that names the address of somebody else. */
 static void write_ghost(struct bed *bed, const char *address)
 {
@@ -672,6 +765,8 @@ int main(void)
 		TEST(a_node_that_went_is_told_of_once_and_found_again_when_it_is_back),
 		TEST(without_the_engine_nodes_that_know_each_other_go_on),
 		TEST(a_node_of_another_cluster_is_refused),
+		TEST(a_node_without_the_key_neither_comes_in_nor_lets_in),
+		TEST(many_who_knock_and_say_nothing_keep_nobody_out),
 		TEST(an_answer_from_another_node_than_was_dialled_is_refused),
 		TEST(an_older_incarnation_is_shut_out_once_the_newer_has_spoken),
 		TEST(calls_of_an_older_generation_are_refused_and_the_newer_spreads),

@@ -7,9 +7,12 @@
  */
 #pragma once
 
+#include <assert.h>
+
 #include "base/list.h"
 #include "base/map.h"
 #include "cluster/cluster.h"
+#include "net/greet.h"
 #include "wire/body.h"
 
 #define CLUSTER_MAGIC UINT32_C(0x74736c43)
@@ -17,33 +20,35 @@
 #define CONN_CALLS_MAX	 1024		 /* served at a time for one connection; beyond it -EBUSY */
 #define CONN_PARTIAL_MAX (2u * BODY_MAX) /* bytes of bodies that have come in part, on one connection */
 #define INCOMING_MAX	 (3 * CLUSTER_NODES_MAX)
+#define STRANGERS_MAX	 256   /* of them those that have not proven who they are; one more ends the oldest */
 #define MSG_TYPES_MAX	 128   /* numbers of messages are below */
 #define META_REMOTE_MS	 30000 /* for one request to a remote engine, whoever still waits for it */
 #define RECORD_READ_MS	 2000  /* for a record of which an older reading is at hand */
 #define SEND_AGAIN_MS	 5     /* until a queue that was full is tried again */
 
-enum hello_kind { HELLO_CONTROL = 1, HELLO_BULK = 2 };
+static_assert(NODE_NAME_MAX == GREET_NODE_MAX && PEER_SILENT_MS == GREET_MS, "what net/ knows of this is so");
 
 /* ---- links and peers (peer.c) ---- */
 
 enum link_state {
 	LINK_IDLE,
 	LINK_DIALLING, /* the connection is being made */
-	LINK_GREETING, /* HELLO is out */
+	LINK_GREETING, /* until the peer has proven who it is */
 	LINK_UP,
 	LINK_STATES,
 };
 
 struct link {
 	struct peer *peer;
-	enum hello_kind kind;
+	enum greet_kind kind;
 	enum link_state state;
 	struct net_conn *conn; /* NULL when idle */
-	uint64_t attempt;      /* which dial this is */
-	uint64_t since_ns;     /* dialled; then up; or this node was asleep itself until then */
-	uint64_t requests;     /* the last number given */
-	struct timer timer;    /* gives up dialling; pings */
-	struct list calls;     /* struct call, under way */
+	struct greeting greeting;
+	uint64_t attempt;   /* which dial this is */
+	uint64_t since_ns;  /* dialled; then up; or this node was asleep itself until then */
+	uint64_t requests;  /* the last number given */
+	struct timer timer; /* gives up dialling; pings */
+	struct list calls;  /* struct call, under way */
 	struct waitplace settled;
 	struct error failure; /* how the last attempt ended */
 };
@@ -67,7 +72,8 @@ struct peer {
 struct peer *peer_find(struct cluster *cluster, const char *name);
 int peer_new(struct cluster *cluster, const char *name, struct peer **ret); /* 0, -ENOMEM, -ENOSPC */
 void peer_free(struct peer *peer);
-void peer_close(struct peer *peer, int code, const char *words); /* both links; nobody is told */
+void peer_close(struct peer *peer, int code, const char *words);		   /* both links; nobody is told */
+void peer_refuse(struct cluster *cluster, enum refusal reason, const char *words); /* counts it */
 /* Another life of that node speaks: its old connections and record are worth nothing. */
 void peer_reborn(struct peer *peer);
 void peer_try_again(struct peer *peer); /* dials one that is down; waits for nothing */
@@ -86,13 +92,17 @@ int frames_send(struct cluster *cluster, struct net_conn *conn, const struct fra
 		uint64_t deadline_ns, const bool *over);
 uint32_t deadline_to_ms(struct cluster *cluster, uint64_t deadline_ns); /* at least 1 */
 
+/* ---- greeting ---- */
+struct greet_self greet_self_of(const struct cluster *cluster);
+
 /* ---- serving (serve.c) ---- */
 
 struct incoming {
 	struct list link;
 	struct cluster *cluster;
 	struct net_conn *conn; /* NULL once gone */
-	enum hello_kind kind;  /* 0 before HELLO */
+	struct greeting greeting;
+	enum greet_kind kind; /* 0 before the greeting is over; so are the next two */
 	bool gone;
 	char from[NODE_NAME_MAX + 1];
 	uint64_t incarnation; /* of the caller; 0: it was about to join */
@@ -145,6 +155,7 @@ struct cluster {
 	uint32_t magic;
 	struct env *env;
 	char node[NODE_NAME_MAX + 1], domain[NODE_NAME_MAX + 1], id[NODE_NAME_MAX + 1];
+	struct buf key;
 	uint64_t store_rate;
 	struct meta *meta;
 	bool meta_is_remote;
@@ -162,8 +173,9 @@ struct cluster {
 	struct list watches;
 	struct task news; /* tells them */
 	struct handler handlers[MSG_TYPES_MAX];
-	struct list incoming;
-	unsigned n_incoming;
+	struct list incoming; /* in the order of their coming */
+	unsigned n_incoming, n_strangers;
+	struct refusals refusals;
 	struct nursery nursery; /* calls of this node to itself, requests to a remote engine */
 	struct list unsent;	/* requests to a remote engine for which there was no fiber */
 	struct task unsent_task;

@@ -103,7 +103,7 @@ void link_end(struct link *link, int code, const char *words)
 		call_finish(call, code);
 	}
 	wake_all(&link->settled);
-	if (link->kind == HELLO_CONTROL)
+	if (link->kind == GREET_CONTROL)
 		link_end(&peer->bulk, code, words);
 }
 
@@ -120,7 +120,7 @@ static void link_lost(struct link *link, int code, const char *words)
 	bool was_up = link->state == LINK_UP;
 
 	link_end(link, code, words);
-	if (link->kind != HELLO_CONTROL || peer->cluster->stopping)
+	if (link->kind != GREET_CONTROL || peer->cluster->stopping)
 		return;
 	if (was_up)
 		link_dial(link);
@@ -148,81 +148,44 @@ void peer_try_again(struct peer *peer)
 
 /* ---- greeting ---- */
 
-static int hello_send(struct link *link)
+/* 0; or why the peer, which has proven that it belongs to the cluster, is not the one that was dialled. */
+static int check_dialled(const struct link *link, struct error *e)
 {
-	struct cluster *cluster = link->peer->cluster;
-	_cleanup_(buf_fini) struct buf body = { 0 };
-	const struct msg_hello m = {
-		.kind = (uint8_t)link->kind,
-		.major_min = FRAME_MAJOR_LEAST,
-		.major_max = FRAME_MAJOR,
-		.cluster = view_str(cluster->id),
-		.generation = cluster->generation,
-		.node = view_str(cluster->node),
-		.incarnation = cluster->incarnation,
-	};
-	const struct frame_head head = {
-		.type = MSG_HELLO,
-		.request = ++link->requests,
-		.deadline_ms = PEER_SILENT_MS,
-		.generation = cluster->generation,
-	};
-	int r = msg_hello_encode(&m, &body);
+	const struct peer *peer = link->peer;
+	const struct greet_peer *met = &link->greeting.peer;
 
-	return r ? r : net_send(link->conn, &head, view_buf(&body), NULL);
-}
-
-/* 0 and the peer's incarnation; or why it is not the one that was dialled. */
-static int hello_check(struct link *link, struct view body, struct msg_hello_reply *m, struct error *e)
-{
-	struct peer *peer = link->peer;
-	struct cluster *cluster = peer->cluster;
-
-	if (msg_hello_reply_decode(body, m))
-		return error_set(e, -EPROTO, "its greeting cannot be read");
-	if (m->major < FRAME_MAJOR_LEAST || m->major > FRAME_MAJOR)
-		return error_set(e, -ERR_EVERSION, "it speaks protocol %" PRIu32 ", this node %d", m->major,
-				 FRAME_MAJOR);
-	if (!view_equal(m->cluster, view_str(cluster->id)))
-		return error_set(e, -EHOSTDOWN, "at %s answers a node of cluster %.*s, not of %s", peer->address,
-				 (int)m->cluster.len, (const char *)m->cluster.ptr, cluster->id);
-	if (*peer->name && !view_equal(m->node, view_str(peer->name)))
-		return error_set(e, -EHOSTDOWN, "at %s answers node %.*s", peer->address, (int)m->node.len,
-				 (const char *)m->node.ptr);
-	if (m->incarnation && m->incarnation < peer->incarnation)
+	if (*peer->name && strcmp(met->node, peer->name) != 0)
+		return error_set(e, -EHOSTDOWN, "at %s answers node %s", peer->address, met->node);
+	if (met->incarnation && met->incarnation < peer->incarnation)
 		return error_set(e, -EHOSTDOWN,
 				 "at %s answers its incarnation %" PRIu64 ", but there has been %" PRIu64,
-				 peer->address, m->incarnation, peer->incarnation);
+				 peer->address, met->incarnation, peer->incarnation);
 	return 0;
 }
 
 /* The node that serves the meta engine says who it is. */
-static int peer_learn_name(struct peer *peer, struct view name, struct error *e)
+static int peer_learn_name(struct peer *peer, const char *name, struct error *e)
 {
-	char text[NODE_NAME_MAX + 1] = "";
-
-	if (name.len <= NODE_NAME_MAX)
-		memcpy(text, name.ptr, name.len);
-	if (!node_name_is_valid(text) || !strcmp(text, peer->cluster->node))
-		return error_set(e, -EHOSTDOWN, "at %s answers a node that calls itself \"%s\"", peer->address, text);
-	memcpy(peer->name, text, sizeof(text));
+	if (!node_name_is_valid(name) || !strcmp(name, peer->cluster->node))
+		return error_set(e, -EHOSTDOWN, "at %s answers a node that calls itself \"%s\"", peer->address, name);
+	snprintf(peer->name, sizeof(peer->name), "%s", name);
 	return 0;
 }
 
 static void on_pulse(struct timer *timer);
 
-static int link_start(struct link *link, struct view body, struct error *e)
+static int link_start(struct link *link, struct error *e)
 {
 	struct peer *peer = link->peer;
 	struct env *env = peer->cluster->env;
-	struct msg_hello_reply m;
-	int r = hello_check(link, body, &m, e);
+	const struct greet_peer *met = &link->greeting.peer;
+	int r = check_dialled(link, e);
 
 	if (!r && !*peer->name)
-		r = peer_learn_name(peer, m.node, e);
-	if (!r && link->kind == HELLO_BULK)
+		r = peer_learn_name(peer, met->node, e);
+	if (!r && link->kind == GREET_BULK)
 		r = net_bulk_start(link->conn);
-	if (!r && link->kind == HELLO_CONTROL) {
+	if (!r && link->kind == GREET_CONTROL) {
 		link->timer.fn = on_pulse;
 		r = timer_arm(env->loop, &link->timer, env_in_ms(env, PEER_PING_MS));
 	} else if (!r) {
@@ -231,15 +194,13 @@ static int link_start(struct link *link, struct view body, struct error *e)
 	if (r)
 		return r;
 
-	generation_seen(peer->cluster, m.generation);
-	bool another = m.incarnation && peer->heard && m.incarnation != peer->heard;
+	generation_seen(peer->cluster, met->generation);
+	bool another = met->incarnation && peer->heard && met->incarnation != peer->heard;
 	if (another && !peer->down)
 		peer_tell(peer);
-	if (m.incarnation) {
-		peer->heard = m.incarnation;
-		peer->incarnation = m.incarnation;
-	}
-	if (link->kind == HELLO_CONTROL)
+	if (met->incarnation)
+		peer->heard = peer->incarnation = met->incarnation;
+	if (link->kind == GREET_CONTROL)
 		peer->down = false;
 	link->since_ns = env_now(env);
 	link_move(link, LINK_UP);
@@ -249,15 +210,19 @@ static int link_start(struct link *link, struct view body, struct error *e)
 
 static void on_greeting(struct link *link, const struct frame_head *head, struct view body)
 {
+	struct cluster *cluster = link->peer->cluster;
+	const struct greet_self self = greet_self_of(cluster);
 	struct error e = { 0 };
-	int r;
+	int r = greet_frame(&link->greeting, &self, head, body, &e);
 
-	if (head->type != MSG_HELLO)
-		r = error_set(&e, -EPROTO, "it answered HELLO with %s", msg_type_name(head->type));
-	else if (head->flags & FRAME_FAILED)
-		r = body_get_failure(body, &e);
-	else
-		r = link_start(link, body, &e);
+	if (r < 0 && !(head->flags & FRAME_FAILED)) {
+		struct error words;
+
+		error_set(&words, r, "node %s at %s: %s", peer_label(link->peer), link->peer->address, e.text);
+		peer_refuse(cluster, link->greeting.reason, words.text);
+	}
+	if (r == GREET_MET)
+		r = link_start(link, &e);
 	if (r)
 		link_lost(link, r, *e.text ? e.text : error_meaning(r));
 }
@@ -330,8 +295,11 @@ static void on_up(void *arg)
 {
 	struct link *link = arg;
 
+	struct cluster *cluster = link->peer->cluster;
+	const struct greet_self self = greet_self_of(cluster);
+
 	link_move(link, LINK_GREETING);
-	int r = hello_send(link);
+	int r = greet_dial(&link->greeting, cluster->env, link->conn, &self, link->kind, ++link->requests);
 	if (r)
 		link_lost(link, -EHOSTDOWN, error_meaning(r));
 }
@@ -364,7 +332,7 @@ static void link_dial(struct link *link)
 	}
 	error_set(&link->failure, -EHOSTDOWN, "node %s: cannot be dialled at %s: %s", peer_label(peer), peer->address,
 		  error_meaning(r));
-	if (link->kind == HELLO_CONTROL)
+	if (link->kind == GREET_CONTROL)
 		peer_is_down(peer);
 }
 
@@ -495,7 +463,7 @@ struct peer *peer_find(struct cluster *cluster, const char *name)
 	return map_get(&cluster->peers, view_str(name));
 }
 
-static void link_init(struct link *link, struct peer *peer, enum hello_kind kind)
+static void link_init(struct link *link, struct peer *peer, enum greet_kind kind)
 {
 	link->peer = peer;
 	link->kind = kind;
@@ -513,8 +481,8 @@ int peer_new(struct cluster *cluster, const char *name, struct peer **ret)
 
 	peer->cluster = cluster;
 	snprintf(peer->name, sizeof(peer->name), "%s", name);
-	link_init(&peer->control, peer, HELLO_CONTROL);
-	link_init(&peer->bulk, peer, HELLO_BULK);
+	link_init(&peer->control, peer, GREET_CONTROL);
+	link_init(&peer->bulk, peer, GREET_BULK);
 	if (*name) {
 		int r = map_put(&cluster->peers, view_str(name), peer);
 		if (r) {

@@ -42,6 +42,8 @@ static void incoming_leave(struct incoming *in)
 	struct loop *loop = in->cluster->env->loop;
 
 	in->gone = true;
+	if (!in->kind)
+		in->cluster->n_strangers--;
 	timer_disarm(loop, &in->timer);
 	body_joiner_fini(&in->joiner);
 	nursery_cancel(&in->nursery);
@@ -53,14 +55,14 @@ struct net_conn *incoming_bulk(struct cluster *cluster, const char *from)
 	list_each(node, &cluster->incoming) {
 		struct incoming *in = list_entry(node, struct incoming, link);
 
-		if (!in->gone && in->kind == HELLO_BULK && !strcmp(in->from, from))
+		if (!in->gone && in->kind == GREET_BULK && !strcmp(in->from, from))
 			return in->conn;
 	}
 	return NULL;
 }
 
 /* Connections of that kind from a life of @from up to @incarnation. */
-static void incoming_end_all(struct cluster *cluster, const char *from, enum hello_kind kind, uint64_t incarnation)
+static void incoming_end_all(struct cluster *cluster, const char *from, enum greet_kind kind, uint64_t incarnation)
 {
 	list_each(node, &cluster->incoming) {
 		struct incoming *in = list_entry(node, struct incoming, link);
@@ -78,8 +80,8 @@ void incoming_end(struct incoming *in)
 		return;
 	net_close(TAKE(in->conn));
 	incoming_leave(in);
-	if (in->kind == HELLO_CONTROL)
-		incoming_end_all(in->cluster, in->from, HELLO_BULK, in->incarnation);
+	if (in->kind == GREET_CONTROL)
+		incoming_end_all(in->cluster, in->from, GREET_BULK, in->incarnation);
 }
 
 /* ---- answers that need no fiber ---- */
@@ -107,28 +109,39 @@ static void reply_failure(struct incoming *in, unsigned type, uint64_t request, 
 		reply(in, type, request, FRAME_FAILED, view_buf(&body));
 }
 
-/* ---- HELLO ---- */
+/* ---- greeting ---- */
 
-static int hello_check(struct incoming *in, const struct msg_hello *m, struct error *e)
+/* It has broken the rules: there are no last words. */
+static void incoming_expel(struct incoming *in, enum refusal reason, const char *what)
 {
-	struct cluster *cluster = in->cluster;
+	struct error words;
 
-	if (m->major_min > FRAME_MAJOR || m->major_max < FRAME_MAJOR_LEAST)
-		return error_set(e, -ERR_EVERSION,
-				 "this node speaks protocols %d to %d, you speak %" PRIu32 " to %" PRIu32,
-				 FRAME_MAJOR_LEAST, FRAME_MAJOR, m->major_min, m->major_max);
-	if (m->kind != HELLO_CONTROL && m->kind != HELLO_BULK)
-		return error_set(e, -EPROTO, "HELLO of kind %d: here peers are spoken to", m->kind);
-	if (!view_equal(m->cluster, view_str(cluster->id)))
-		return error_set(e, -EPERM, "node %s belongs to cluster %s, you to %.*s", cluster->node, cluster->id,
-				 (int)m->cluster.len, (const char *)m->cluster.ptr);
-	if (m->node.len > NODE_NAME_MAX)
-		return error_set(e, -EPROTO, "a node's name of %zu bytes", m->node.len);
-	memcpy(in->from, m->node.ptr, m->node.len);
-	in->from[m->node.len] = 0;
-	if (!node_name_is_valid(in->from) || !strcmp(in->from, cluster->node))
-		return error_set(e, -EPROTO, "\"%s\" is no name for a peer of node %s", in->from, cluster->node);
-	return 0;
+	error_set(&words, -EPROTO, "%s: %s", *in->from ? in->from : "a stranger", what);
+	peer_refuse(in->cluster, reason, words.text);
+	incoming_end(in);
+}
+
+/* Many who knock and say nothing do not keep others out. */
+static void make_room_for_stranger(struct cluster *cluster)
+{
+	list_each(node, &cluster->incoming) {
+		struct incoming *in = list_entry(node, struct incoming, link);
+
+		if (cluster->n_strangers < STRANGERS_MAX)
+			return;
+		if (!in->gone && !in->kind)
+			incoming_expel(in, REFUSAL_LIMIT, "gives way: too many have not said who they are");
+	}
+}
+
+/* Last words are out; the connection goes when they have left. */
+static void incoming_refuse(struct incoming *in, enum refusal reason, const char *words)
+{
+	peer_refuse(in->cluster, reason, words);
+	if (in->gone)
+		return;
+	net_close_when_sent(TAKE(in->conn));
+	incoming_leave(in);
 }
 
 /* Who calls is remembered by its incarnation: an older one than has been seen is refused. */
@@ -157,71 +170,62 @@ static int hello_peer(struct incoming *in, uint64_t incarnation, struct error *e
 	return 0;
 }
 
-static int hello_answer(struct incoming *in, const struct frame_head *head)
+/* What it has proven is taken over. 0, or why it cannot come in, though it belongs to the cluster. */
+static int meet(struct incoming *in, enum refusal *ret_reason, struct error *e)
 {
 	struct cluster *cluster = in->cluster;
-	_cleanup_(buf_fini) struct buf body = { 0 };
-	const struct msg_hello_reply m = {
-		.major = FRAME_MAJOR,
-		.cluster = view_str(cluster->id),
-		.generation = cluster->generation,
-		.node = view_str(cluster->node),
-		.incarnation = cluster->incarnation,
-		.pool_bytes = cluster->pool ? pool_arena(cluster->pool, POOL_CAPTURE)->size +
-						      pool_arena(cluster->pool, POOL_READ)->size :
-					      0,
-	};
-	const struct frame_head reply_head = {
-		.type = MSG_HELLO,
-		.flags = FRAME_REPLY,
-		.request = head->request,
-		.generation = cluster->generation,
-	};
-	int r = msg_hello_reply_encode(&m, &body);
+	const struct greet_peer *met = &in->greeting.peer;
 
-	if (!r)
-		r = net_send(in->conn, &reply_head, view_buf(&body), NULL);
-	if (!r && in->kind == HELLO_BULK)
-		r = net_bulk_start(in->conn);
-	return r;
+	*ret_reason = REFUSAL_NODE;
+	if (!node_name_is_valid(met->node) || !strcmp(met->node, cluster->node))
+		return error_set(e, -EPROTO, "\"%s\" is no name for a peer of node %s", met->node, cluster->node);
+	memcpy(in->from, met->node, sizeof(in->from));
+	*ret_reason = REFUSAL_STALE;
+	int r = hello_peer(in, met->incarnation, e);
+	if (r)
+		return r;
+	incoming_end_all(cluster, in->from, in->greeting.kind, met->incarnation);
+	generation_seen(cluster, met->generation);
+	return 0;
 }
 
-static void on_hello(struct incoming *in, const struct frame_head *head, struct view body)
+static void on_greeting(struct incoming *in, const struct frame_head *head, struct view body)
 {
 	struct cluster *cluster = in->cluster;
-	struct msg_hello m;
+	const struct greet_self self = greet_self_of(cluster);
 	struct error e = { 0 };
-	int r = 0;
+	enum refusal reason;
+	int r = greet_frame(&in->greeting, &self, head, body, &e);
 
-	if (head->type != MSG_HELLO || msg_hello_decode(body, &m))
-		r = error_set(&e, -EPROTO, "a connection begins with HELLO");
 	if (!r)
-		r = hello_check(in, &m, &e);
-	if (!r)
-		r = hello_peer(in, m.incarnation, &e);
-	if (r) {
-		reply_failure(in, MSG_HELLO, head->request, r, e.text);
-		if (!in->gone) {
-			net_close_when_sent(TAKE(in->conn));
-			incoming_leave(in);
-		}
+		return;
+	if (r < 0) {
+		incoming_refuse(in, in->greeting.reason, e.text);
 		return;
 	}
-
-	incoming_end_all(cluster, in->from, m.kind, m.incarnation);
-	generation_seen(cluster, m.generation);
-	in->kind = m.kind;
-	in->incarnation = m.incarnation;
-	if (hello_answer(in, head))
+	r = meet(in, &reason, &e);
+	if (r) {
+		greet_refuse(&in->greeting, r, e.text);
+		incoming_refuse(in, reason, e.text);
+		return;
+	}
+	cluster->n_strangers--;
+	in->kind = in->greeting.kind;
+	in->incarnation = in->greeting.peer.incarnation;
+	const struct greet_self now = greet_self_of(cluster); /* the generation may be another since */
+	r = greet_welcome(&in->greeting, &now);
+	if (!r && in->kind == GREET_BULK)
+		r = net_bulk_start(in->conn);
+	if (r)
 		incoming_end(in);
 }
 
 /* ---- calls ---- */
 
-static int no_answer(struct cluster *cluster, unsigned type, struct error *e)
+static void no_answer(struct cluster *cluster, unsigned type, struct error *e)
 {
-	return error_set(e, -ENOSYS, "node %s does not serve messages of type %u (%s)", cluster->node, type,
-			 msg_type_name(type));
+	error_set(e, -ENOSYS, "node %s does not serve messages of type %u (%s)", cluster->node, type,
+		  msg_type_name(type));
 }
 
 static int handle(struct cluster *cluster, unsigned type, const char *from, struct view body, uint64_t deadline_ns,
@@ -229,8 +233,11 @@ static int handle(struct cluster *cluster, unsigned type, const char *from, stru
 {
 	const struct handler *handler = type < MSG_TYPES_MAX ? &cluster->handlers[type] : NULL;
 
-	if (!handler || !handler->serve)
-		return no_answer(cluster, type, e);
+	if (!handler || !handler->serve) {
+		no_answer(cluster, type, e);
+		peer_refuse(cluster, REFUSAL_TYPE, e->text);
+		return -ENOSYS;
+	}
 	int r = handler->serve(handler->arg, from, body, deadline_ns, answer, e);
 	CHECK(r <= 0);
 	if (!r && answer->len > CALL_BODY_MAX)
@@ -266,6 +273,8 @@ static int serve_run(void *arg)
 	struct error e = { 0 };
 
 	int r = handle(in->cluster, served->type, in->from, view_buf(&served->body), served->deadline_ns, &answer, &e);
+	if (r == -EPROTO)
+		peer_refuse(in->cluster, REFUSAL_BODY, e.text);
 	serve_answer(served, r, e.text, &answer);
 	in->n_calls--;
 	if (in->gone)
@@ -322,16 +331,24 @@ static void on_request(struct incoming *in, const struct frame_head *head, struc
 
 	if (r == 1)
 		return;
-	if (r == -EPROTO) { /* more bodies at once than anybody sends */
-		incoming_end(in);
+	if (r == -EPROTO) {
+		incoming_expel(in, REFUSAL_ORDER, "sent more bodies at once than anybody sends");
 		return;
 	}
+	enum refusal reason = REFUSAL_LIMIT;
 	if (r)
 		r = refuse_body(in, r, &e);
-	if (!r)
+	if (!r) {
 		r = fence_check(in->cluster, head->type, head->generation, &e);
-	if (!r)
+		reason = r == -ERR_ESTALEEPOCH ? REFUSAL_STALE :
+						 REFUSALS; /* not to have joined yet is nobody's fault */
+	}
+	if (!r) {
 		r = serve_start(in, head, deadline_ns, &body, &e);
+		reason = REFUSAL_LIMIT;
+	}
+	if (r && reason != REFUSALS)
+		peer_refuse(in->cluster, reason, e.text);
 	if (r)
 		reply_failure(in, head->type, head->request, r, e.text);
 }
@@ -342,10 +359,10 @@ static void on_frame(void *arg, const struct frame_head *head, struct view body)
 {
 	struct incoming *in = arg;
 
-	if (head->flags & FRAME_REPLY)
-		incoming_end(in); /* answers do not come this way */
-	else if (!in->kind)
-		on_hello(in, head, body);
+	if (!in->kind)
+		on_greeting(in, head, body);
+	else if (head->flags & FRAME_REPLY)
+		incoming_expel(in, REFUSAL_ORDER, "sent an answer where only requests come");
 	else if (head->type == MSG_PING)
 		reply(in, MSG_PING, head->request, 0, (struct view){ 0 });
 	else
@@ -354,7 +371,14 @@ static void on_frame(void *arg, const struct frame_head *head, struct view body)
 
 static void on_down(void *arg, int reason, const char *words)
 {
-	incoming_end(arg);
+	struct incoming *in = arg;
+
+	if (reason == -ERR_EVERSION)
+		incoming_expel(in, REFUSAL_VERSION, words);
+	else if (reason == -EPROTO || reason == -EBADMSG)
+		incoming_expel(in, REFUSAL_GARBAGE, words);
+	else
+		incoming_end(in);
 }
 
 /* Peers ping: who does not is gone. */
@@ -369,8 +393,11 @@ static void on_pulse(struct timer *timer)
 	uint64_t heard = net_last_heard_ns(in->conn);
 	if (heard < in->since_ns || !in->kind)
 		heard = in->since_ns;
-	if (in->kind != HELLO_BULK && now >= heard + PEER_SILENT_MS * NS_PER_MS) {
-		incoming_end(in);
+	if (in->kind != GREET_BULK && now >= heard + PEER_SILENT_MS * NS_PER_MS) {
+		if (in->kind)
+			incoming_end(in);
+		else
+			incoming_expel(in, REFUSAL_SILENT, "did not say in time who it is");
 		return;
 	}
 	body_joiner_expire(&in->joiner, now);
@@ -382,9 +409,13 @@ void serve_accepted(void *arg, struct net_conn *conn)
 {
 	struct cluster *cluster = arg;
 	struct env *env = cluster->env;
-	struct incoming *in = cluster->n_incoming < INCOMING_MAX ? calloc(1, sizeof(*in)) : NULL;
+	struct incoming *in = NULL;
 
+	make_room_for_stranger(cluster);
+	if (cluster->n_incoming < INCOMING_MAX)
+		in = calloc(1, sizeof(*in));
 	if (!in) {
+		peer_refuse(cluster, REFUSAL_LIMIT, "there is no room for one connection more");
 		net_close(conn);
 		return;
 	}
@@ -399,6 +430,8 @@ void serve_accepted(void *arg, struct net_conn *conn)
 	body_joiner_init(&in->joiner, CONN_PARTIAL_MAX);
 	list_append(&cluster->incoming, &in->link);
 	cluster->n_incoming++;
+	cluster->n_strangers++;
+	greet_accept(&in->greeting, env, conn);
 	const struct net_events events = { .frame = on_frame, .down = on_down, .arg = in };
 	net_adopt(conn, &events);
 	if (timer_arm(env->loop, &in->timer, env_in_ms(env, PEER_PING_MS)))

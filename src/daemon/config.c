@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/cleanup.h"
 #include "base/log.h"
+#include "daemon/key.h"
 
 #define NAME_MAX_BYTES 63
 #define WORKERS_MAX    64
@@ -269,6 +270,12 @@ int config_check(struct config *config, struct error *e)
 	if (!begins(config->listen, "tcp:"))
 		return error_set(e, -EINVAL, "listen: \"%s\" is not allowed; it must be tcp:ADDRESS:PORT",
 				 config->listen);
+	if (!*config->key && key_is_needed(config->listen))
+		return error_set(
+			e, -EINVAL,
+			"listen: %s is not on loopback: there peers have to prove the cluster's key; set key to "
+			"its file",
+			config->listen);
 	if (!*config->socket)
 		return error_set(e, -EINVAL, "socket: a path is needed");
 	if (config->pool < POOL_MIN_BYTES)

@@ -17,6 +17,8 @@
 	X(node, TEXT, "", "this node's name: letters, digits, '.', '_', '-'; default: the host's name")          \
 	X(domain, TEXT, "", "its failure domain: copies lie in different ones; default: the node's name")        \
 	X(cluster, TEXT, "forebay", "the cluster's name; daemons of another are refused")                        \
+	X(key, TEXT, "",                                                                                         \
+	  "the file with the cluster's key, which peers prove to each other; without one listen is on loopback") \
 	X(listen, TEXT, "tcp:127.0.0.1:0",                                                                       \
 	  "where peers reach it: tcp:ADDRESS:PORT on the compute network; port 0 picks one")                     \
 	X(socket, TEXT, "/run/forebay/socket", "the socket for clients on this node, mode 0660")                 \

@@ -96,6 +96,7 @@ static int open_rooms(struct daemon *daemon, const struct daemon_options *option
 					   .domain = options->domain,
 					   .listen = options->listen,
 					   .cluster_id = options->cluster,
+					   .key = options->key,
 					   .meta = daemon->meta,
 					   .meta_address = options->meta_address,
 					   .backend = daemon->backend,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "base/bytes.h"
 #include "base/error.h"
 #include "env/env.h"
 #include "meta/meta.h"
@@ -13,6 +14,7 @@ struct daemon;
 
 struct daemon_options {
 	const char *node, *domain, *cluster, *listen, *socket, *tenant;
+	struct view key;	  /* the cluster's, which peers prove; empty: they prove nothing */
 	struct backend *backend;  /* the daemon's from here on, also when daemon_new fails */
 	struct meta *meta;	  /* embedded engine, likewise; NULL: */
 	const char *meta_address; /* of the node that has it */

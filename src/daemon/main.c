@@ -17,6 +17,7 @@
 #include "base/point.h"
 #include "daemon/config.h"
 #include "daemon/daemon.h"
+#include "daemon/key.h"
 #include "env/fiber.h"
 
 #define KEY_CONFIG  'c'
@@ -139,7 +140,13 @@ static int open_daemon(struct run *run, struct error *e)
 					  .pool_bytes = config->pool,
 					  .store_rate = config->store_rate,
 					  .rebuild = run->rebuild };
-	int r = backend_dir_open(run->env, config->store + strlen("dir:"), false, &options.backend, e);
+	_cleanup_(key_forget) struct buf key = { 0 };
+	int r = *config->key ? key_read(config->key, &key, e) : 0;
+
+	if (r)
+		return error_prefix(e, "key");
+	options.key = view_buf(&key);
+	r = backend_dir_open(run->env, config->store + strlen("dir:"), false, &options.backend, e);
 
 	if (r)
 		return error_prefix(e, "store");
@@ -164,6 +171,9 @@ static int live(void *arg)
 	} else {
 		logm(LOG_INFO, "daemon.ready", "node=%s socket=%s address=%s pool=%lu", run->config.node,
 		     run->config.socket, daemon_address(run->daemon), (unsigned long)run->config.pool);
+		if (!*run->config.key)
+			logm(LOG_WARN, "peers.unproven", "words=\"no key is set: whoever reaches %s is a peer\"",
+			     daemon_address(run->daemon));
 		while (!run->stopping)
 			(void)wait_at(&run->stop, FOREVER);
 		logm(LOG_INFO, "daemon.stopping", "node=%s", run->config.node);

@@ -384,6 +384,7 @@ static int append_counters(const struct door_native *door, struct list_buf *list
 		{ "store_reads_stalled", store.stalled },
 		{ "store_reads_again", store.asked_again },
 		{ "store_reads_again_won", store.second_won },
+		{ "peers_prove_key", cluster_has_key(door->options.cluster) },
 	};
 	int r = 0;
 

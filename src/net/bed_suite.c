@@ -156,6 +156,10 @@ static void bed_accepted(void *arg, struct net_conn *conn)
 		bed->n_accepted++;
 		return;
 	}
+	if (bed->host) {
+		TAKE(bed->host)(bed->host_arg, conn);
+		return;
+	}
 	assert_true(bed->n_accepted < SIDES);
 	struct side *side = &bed->accepted[bed->n_accepted++];
 	const struct net_events events = events_of(side);
@@ -220,8 +224,10 @@ struct side *raw_connect(struct bed *bed, struct raw *raw)
 
 	raw->bed = bed;
 	assert_int_equal(bed->suite->client->ops->connect(bed->suite->client, bed->address, &ready, &raw->stream), 0);
-	drive(bed, bed->suite->client->ops->stream_status(raw->stream) == 0 && bed->n_accepted == n + 1);
-	return &bed->accepted[n];
+	bool hosted = bed->host;
+	drive(bed, bed->suite->client->ops->stream_status(raw->stream) == 0 &&
+			   (hosted ? !bed->host : bed->n_accepted == n + 1));
+	return hosted ? NULL : &bed->accepted[n];
 }
 
 struct side *raw_connect_bulk(struct bed *bed, struct raw *raw)

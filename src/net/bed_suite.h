@@ -42,8 +42,10 @@ struct bed {
 	char address[256];
 	struct side accepted[SIDES]; /* server's ends, in the order of their coming */
 	unsigned n_accepted;
-	bool refuse, deaf; /* close what comes; close the listener as well */
-	bool bulk;	   /* accepted ends answer a HELLO and turn to bulk */
+	bool refuse, deaf;				/* close what comes; close the listener as well */
+	bool bulk;					/* accepted ends answer a HELLO and turn to bulk */
+	void (*host)(void *arg, struct net_conn *conn); /* takes what comes next, once; NULL: it becomes a side */
+	void *host_arg;
 	struct timer tick;
 	bool calling; /* a call into net is under way: no transfer may complete */
 };

@@ -53,6 +53,7 @@ struct net_conn {
 	size_t head_have, body_have; /* bytes */
 	struct frame_head head;	     /* raw_head decoded, once it is whole */
 	uint8_t *body;
+	uint32_t body_max; /* bytes that a body may have */
 
 	struct list out; /* struct out_frame */
 	size_t queued_bytes;

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "net/bed_suite.h"
 #include "net/bulk_suite.h"
+#include "net/greet_suite.h"
 
 #define BODY_AT	   12 /* offset of body_bytes in a head */
 #define PAYLOAD_AT 44
@@ -450,11 +451,12 @@ int net_suite_run(const char *name, struct net_suite *suite, const struct CMUnit
 		TEST(closing_before_it_is_up),
 		TEST(a_connection_can_change_hands),
 	};
-	struct CMUnitTest tests[ARRAY_LEN(control) + BULK_TESTS_MAX + NET_SUITE_MORE_MAX];
+	struct CMUnitTest tests[ARRAY_LEN(control) + BULK_TESTS_MAX + GREET_TESTS_MAX + NET_SUITE_MORE_MAX];
 	size_t n = ARRAY_LEN(control);
 
 	memcpy(tests, control, sizeof(control));
 	n += bulk_suite_tests(tests + n);
+	n += greet_suite_tests(tests + n);
 	for (size_t i = 0; i < n_more && i < NET_SUITE_MORE_MAX; i++)
 		tests[n++] = more[i];
 	for (size_t i = 0; i < n; i++)

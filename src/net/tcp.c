@@ -308,6 +308,9 @@ static int check_head(struct net_conn *conn, struct error *e)
 		return 0;
 	if (conn->head.payload_bytes)
 		return error_set(e, -EPROTO, "frame of type %u has both a body and a chunk", conn->head.type);
+	if (conn->head.body_bytes > conn->body_max)
+		return error_set(e, -EPROTO, "frame of type %u announces a body of %u bytes, so far %u are allowed",
+				 conn->head.type, conn->head.body_bytes, conn->body_max);
 	conn->body = malloc(conn->head.body_bytes);
 	if (!conn->body)
 		return error_set(e, -ENOMEM, "no memory for a frame's body of %u bytes", conn->head.body_bytes);
@@ -398,6 +401,13 @@ static void receive(struct net_conn *conn)
 	post_work(conn);
 }
 
+void net_limit_body(struct net_conn *conn, uint32_t bytes_max)
+{
+	CHECK_MAGIC(conn, CONN_MAGIC);
+	CHECK(bytes_max <= FRAME_BODY_MAX);
+	conn->body_max = bytes_max;
+}
+
 /* ---- the task ---- */
 
 static void settle_connect(struct net_conn *conn)
@@ -450,6 +460,7 @@ static struct net_conn *conn_new(struct env *env)
 	conn->magic = CONN_MAGIC;
 	conn->refs = 1;
 	conn->env = env;
+	conn->body_max = FRAME_BODY_MAX;
 	conn->work.fn = work;
 	conn->linger.fn = linger_ended;
 	conn->readable = conn->writable = true;

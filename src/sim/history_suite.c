@@ -103,6 +103,7 @@ static void node_start(struct node *n)
 	struct daemon_options o = { .node = n->name,
 				    .domain = n->name,
 				    .cluster = "sim",
+				    .key = view_str("the key of the simulated cluster"),
 				    .listen = n->listen,
 				    .socket = n->socket + strlen("unix:"),
 				    .tenant = TENANT,

@@ -21,6 +21,7 @@
 #define MSG_TYPES(X)                                                                         \
 	X(1, HELLO)    /* both: msg_hello -> msg_hello_reply */                              \
 	X(2, PING)     /* both: empty -> empty */                                            \
+	X(3, PROVE)    /* peers, after HELLO: msg_prove -> msg_prove (net/greet.h) */        \
 	/* client -> daemon */                                                               \
 	X(16, JOIN)    /* msg_join -> msg_join_reply, when every rank of the run has come */ \
 	X(17, LEAVE)   /* msg_handle -> empty */                                             \
@@ -77,10 +78,11 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 /* kind 0: a client; 1: a peer's control connection; 2: a peer's bulk connection (which carries chunks after the reply). */
 #define MSG_hello(F)                                                                                                     \
 	F(u8, kind) F(u32, major_min) F(u32, major_max) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) \
-	F(u64, incarnation)
+	F(u64, incarnation) F(digest, nonce) /* nonce: all zero where no key is to be proven */
 #define MSG_hello_reply(F)                                                                                          \
 	F(u32, major) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation)            \
-	F(u64, pool_bytes)
+	F(u64, pool_bytes) F(digest, nonce)
+#define MSG_prove(F) F(digest, proof)
 
 #define MSG_join(F)	  F(str, group) F(str, run) F(u32, rank) F(u32, size)
 #define MSG_join_reply(F) F(u64, handle) F(u64, incarnation) F(u64, epoch) F(u32, here) /* ranks on the caller's node */
@@ -223,7 +225,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(arena) X(stage) X(open) X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list)   \
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
-	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel)
+	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
