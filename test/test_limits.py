@@ -255,29 +255,53 @@ if LONG:
 # ---- ranks ----------------------------------------------------------------------------------------------------------------
 
 
+RANKS_SOURCE = """
+import os, random, sys
+import forebay
+
+def live(socket, rank, size, shard):
+    dice = random.Random(7)
+    shards = [dice.randbytes(shard) for _ in range(size)]
+    same = dice.randbytes(100_000)
+    with forebay.connect(socket) as fb, fb.join("many", run="0", rank=rank, size=size, timeout=60) as group:
+        for step in range(2):
+            with group.save("ranks", step=step, same_structure=step > 0) as saving:
+                saving.add("all", same)
+                saving.add("shards", shards[rank - step], shape=(size * shard,), start=(rank * shard,))
+                saving.add(f"own/{rank}", bytes([rank, step]))
+            saving.durable.wait(60)
+        out, same_out, other = bytearray(shard), bytearray(100_000), (rank + 1) % size
+        with fb.open("ranks", group=group) as version, group.load(version) as load:
+            load.into("shards", out, start=(other * shard,))
+            load.into("all", same_out)
+        assert out == shards[other - 1] and same_out == same, rank
+
+socket, size, shard = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+children = {}
+for rank in range(size):
+    pid = os.fork()
+    if not pid:
+        live(socket, rank, size, shard)
+        os._exit(0)
+    children[pid] = rank
+failed = []
+while children:
+    pid, status = os.wait()
+    rank = children.pop(pid)
+    failed += [rank] if status else []
+print("failed:", sorted(failed), flush=True)
+"""
+
+
 def test_many_ranks_on_one_node(cluster):
-    """Each with a session of its own: a replica, a shard, a value; then each reads what its neighbour saved."""
-    shard = 5_003
-
-    def body(group, rank):
-        dice = random.Random(7)
-        shards = [dice.randbytes(shard) for _ in range(RANKS)]
-        pieces = [
-            ("all", dice.randbytes(100_000), {}),
-            ("shards", shards[rank], {"shape": (RANKS * shard,), "start": (rank * shard,)}),
-            (f"own/{rank}", bytes([rank]), {}),
-        ]
-        job.save(group, "ranks", 1, pieces)
-        with group.session.open("ranks", group=group) as version:
-            out, other = bytearray(shard), (rank + 1) % RANKS
-            with group.load(version) as load:
-                load.into("shards", memoryview(out), start=(other * shard,), dtype="blob")
-        assert out == shards[other]
-
+    """Each a process: a replica, a shard, a value, twice, the second time hinted; then each reads what its neighbour saved."""
     with job.Cluster(cluster.folder.parent / "one-node", 1) as node:
-        job.good(job.ranks(node, RANKS, body))
+        with job.Rank(RANKS_SOURCE, node.socket(0), RANKS, 5_003) as ranks:
+            ranks.wait_for("failed: []")
         with node.connect() as fb:
             assert len(fb.open("ranks")) == RANKS + 2
+            assert [v.step for v in fb.versions("ranks")] == [0, 1]
+            assert fb.open("ranks").read(f"own/{RANKS - 1}") == bytes([RANKS - 1, 1])
 
 
 # ---- what stays -----------------------------------------------------------------------------------------------------------
