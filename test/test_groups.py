@@ -1,5 +1,6 @@
 """Groups of ranks on a cluster of four nodes: whole or not at all, any box back, and each fault in the words of its cause."""
 import itertools
+import json
 import mmap
 import random
 import signal
@@ -391,6 +392,30 @@ def test_empty_pieces_and_items(cluster, bundle):
     assert job.good(job.ranks(cluster, 3, body)) == [b"", expected["part"], b""]
     assert job.good(save_all(cluster, bundle, 2, 2, lambda rank: []))  # nothing at all
     assert read(cluster, bundle) == {}
+    cluster.forebay("verify", bundle)
+
+
+def test_an_item_that_no_rank_saved_whole_shows_what_is_missing(cluster, bundle):
+    """It is published, since a shape does not say that all of it is anybody's; what is there loads, what is not is named."""
+
+    def pieces(rank):
+        row = numpy.full((1, 100), rank + 1, "uint8")
+        return [("rows", row, {"shape": (4, 100), "start": (2 * rank, 0)}), (f"own/{rank}", b"x", {})]
+
+    job.good(save_all(cluster, bundle, 1, 2, pieces))
+    words = {line.split()[0]: line.split()[-3:] for line in cluster.forebay("show", bundle).splitlines() if line}
+    assert words["rows"] == ["200", "of", "400"] and words["own/0"][-1] == "1" and "of" not in words["own/0"]
+    shown = json.loads(cluster.forebay("show", bundle, "--json"))["items"]
+    assert {item["name"]: item["unsaved_bytes"] for item in shown} == {"rows": 200, "own/0": 0, "own/1": 0}
+    with cluster.connect() as fb, fb.open(bundle) as version:
+        assert version.find("rows").unsaved_nbytes == 200
+        row = bytearray(100)
+        with fb.load(version) as load:
+            load.into("rows", memoryview(row).cast("B", (1, 100)), start=(2, 0))
+        assert row == b"\2" * 100
+        with pytest.raises(forebay.Error, match='"rows".* 400 bytes .* 200.*no rank') as caught:
+            version.read("rows")
+        assert caught.value.name == "FOREBAY_EMISMATCH"
     cluster.forebay("verify", bundle)
 
 

@@ -166,6 +166,8 @@ struct forebay_item_info {
 	uint32_t element_bits, ndim;
 	uint64_t shape[8];
 	uint64_t bytes;
+	uint64_t
+		unsaved_bytes; /* of these, what no rank offered: an item may be saved in part, and loads of the rest fail */
 };
 /* The item of that name; strings live as long as the version. -ENOENT. */
 int forebay_version_find(struct forebay_version *version, const char *name, struct forebay_item_info *ret);

@@ -42,6 +42,7 @@ class Item(NamedTuple):
     element_bits: int
     shape: tuple[int, ...]  # in elements
     nbytes: int
+    unsaved_nbytes: int  # of these, what no rank offered; loads of it fail
 
 
 class Bundle(NamedTuple):

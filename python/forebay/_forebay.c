@@ -540,7 +540,7 @@ static PyObject *version_info(PyObject *module, PyObject *object)
 			     (unsigned long long)info.items, (unsigned long long)info.bytes, attributes);
 }
 
-/* (name, dtype, element_bits, shape, bytes) */
+/* (name, dtype, element_bits, shape, bytes, unsaved bytes) */
 static PyObject *item_tuple(const struct forebay_item_info *item)
 {
 	PyObject *shape = PyTuple_New(item->ndim);
@@ -553,8 +553,8 @@ static PyObject *item_tuple(const struct forebay_item_info *item)
 	}
 	if (!shape)
 		return NULL;
-	return Py_BuildValue("(ssINK)", item->name, item->dtype, item->element_bits, shape,
-			     (unsigned long long)item->bytes);
+	return Py_BuildValue("(ssINKK)", item->name, item->dtype, item->element_bits, shape,
+			     (unsigned long long)item->bytes, (unsigned long long)item->unsaved_bytes);
 }
 
 static PyObject *version_find(PyObject *module, PyObject *args)

@@ -43,7 +43,11 @@ static int print_rows(const struct forebay_item_info *items, size_t n, bool firs
 		table_add(&table, items[i].name);
 		table_add(&table, items[i].dtype);
 		table_add(&table, shape);
-		table_addf(&table, "%" PRIu64, items[i].bytes);
+		if (items[i].unsaved_bytes)
+			table_addf(&table, "%" PRIu64 " of %" PRIu64, items[i].bytes - items[i].unsaved_bytes,
+				   items[i].bytes);
+		else
+			table_addf(&table, "%" PRIu64, items[i].bytes);
 	}
 	int r = table_print(&table);
 	table_fini(&table);
@@ -62,6 +66,7 @@ static int print_objects(const struct forebay_item_info *items, size_t n, bool f
 		json_object_set_new(object, "element_bits", json_integer(items[i].element_bits));
 		json_object_set_new(object, "shape", shape);
 		json_object_set_new(object, "bytes", json_u64(items[i].bytes));
+		json_object_set_new(object, "unsaved_bytes", json_u64(items[i].unsaved_bytes));
 		_cleanup_(cleanup_mem) char *text = json_dumps(object, JSON_SORT_KEYS);
 		json_decref(object);
 		if (!text)

@@ -69,7 +69,8 @@ static void check_filled(struct core_load *load)
 		if (want->filled == want->layout.bytes)
 			continue;
 		error_set(&load->failure, -ERR_EMISMATCH,
-			  "item \"%.200s\": of the wanted box's %" PRIu64 " bytes the version holds %" PRIu64,
+			  "item \"%.200s\": of the wanted box's %" PRIu64 " bytes the version holds %" PRIu64
+			  "; the others were offered by no rank",
 			  want->name, want->layout.bytes, want->filled);
 		return;
 	}

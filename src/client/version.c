@@ -165,6 +165,7 @@ static int info_take(struct forebay_item_info *info, const struct elem_item_info
 		.element_bits = elem->element_bits,
 		.ndim = elem->whole.ndim,
 		.bytes = elem->bytes,
+		.unsaved_bytes = elem->unsaved_bytes,
 	};
 	memcpy(info->shape, elem->whole.count, sizeof(info->shape));
 	if (info->name && info->dtype)

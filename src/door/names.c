@@ -90,7 +90,18 @@ void names_fini(struct session *session)
 	}
 }
 
-static int item_append(struct list_buf *list, const struct version_item *item)
+/* Pieces never overlap, so what they leave of the item is what no rank offered. */
+static uint64_t unsaved_bytes(const struct version *version, const struct version_item *item)
+{
+	uint64_t left = item->bytes, bytes;
+
+	for (uint32_t i = 0; i < item->n_pieces; i++)
+		if (!box_bytes(&version->pieces[item->first_piece + i].box, item->element_bits, &bytes))
+			left -= bytes < left ? bytes : left;
+	return left;
+}
+
+static int item_append(struct list_buf *list, const struct version *version, const struct version_item *item)
 {
 	const struct elem_item_info elem = {
 		.name = item->name,
@@ -99,6 +110,7 @@ static int item_append(struct list_buf *list, const struct version_item *item)
 		.whole = item->whole,
 		.bytes = item->bytes,
 		.n_pieces = item->n_pieces,
+		.unsaved_bytes = unsaved_bytes(version, item),
 	};
 
 	return elem_item_info_append(list, &elem);
@@ -128,13 +140,13 @@ static int list_items(const struct version *version, const struct msg_items *m, 
 	int r = 0;
 
 	if (item)
-		return item_append(list, item);
+		return item_append(list, version, item);
 	if (m->name.len)
 		return error_set(e, -ENOENT, "version %" PRIu64 " of %s has no item \"%.*s\"", version->number,
 				 version->bundle, (int)(m->name.len < 200 ? m->name.len : 200),
 				 (const char *)m->name.ptr);
 	while (!r && at < version->n_items && list->count < page_of(m->limit) && list->bytes.len < ANSWER_PAGE_BYTES)
-		r = item_append(list, &version->items[at++]);
+		r = item_append(list, version, &version->items[at++]);
 	*ret_more = at < version->n_items;
 	return r;
 }

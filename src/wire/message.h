@@ -125,7 +125,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(u64, handle) F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(list, attributes)
 /* name not empty: that item alone (-ENOENT); else up to limit items with names greater than after. */
 #define MSG_items(F)	   F(u64, version) F(str, name) F(str, after) F(u32, limit)
-#define ELEM_item_info(F)  F(str, name) F(str, dtype) F(u32, element_bits) F(box, whole) F(u64, bytes) F(u32, n_pieces)
+/* unsaved_bytes: of the bytes, those that no rank offered. */
+#define ELEM_item_info(F) \
+	F(str, name) F(str, dtype) F(u32, element_bits) F(box, whole) F(u64, bytes) F(u32, n_pieces) F(u64, unsaved_bytes)
 #define MSG_items_reply(F) F(list, items) F(u32, more) /* more: this page is not the last */
 
 /* A grouped load when group is not 0: the ranks' nth load of that version in this incarnation belong together. */
