@@ -277,6 +277,18 @@ def test_a_folder_comes_back_as_it_was(running, folder, tmp_path):
     assert "clean" in running.run("verify", "put/folder").stdout
 
 
+def test_large_and_small_files_are_written_side_by_side(running, tmp_path):
+    top = tmp_path / "mixed"
+    top.mkdir()
+    sizes = [17 * MIB + 5, 0, 5 * MIB, 1, 2 * MIB - 1, *(100 * i for i in range(200))]  # the first in two batches, the last in one
+    for i, size in enumerate(sizes):
+        (top / f"{i:03}").write_bytes(noise(size, i))
+        (top / f"{i:03}").chmod(0o600 + i % 0o100)
+    running.run("put", "put/mixed", top)
+    running.run("get", "put/mixed", tmp_path / "out")
+    assert same_folders(top, tmp_path / "out")
+
+
 def test_equal_files_are_stored_once(running, tmp_path):
     (tmp_path / "in").mkdir()
     for name in "abc":

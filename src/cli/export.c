@@ -125,28 +125,29 @@ static void name_file(size_t i, size_t files, char out[FILE_NAME_MAX])
 		snprintf(out, FILE_NAME_MAX, "model-%05zu-of-%05zu.safetensors", i + 1, files);
 }
 
-static int write_tensor(void *arg, size_t item, uint64_t offset, const uint8_t *data, size_t len, struct error *e)
+static int write_tensor(void *arg, unsigned lane, size_t item, uint64_t offset, const uint8_t *data, size_t len,
+			struct error *e)
 {
 	struct export *export = arg;
 
 	for (; export->at < item; export->at++)
 		export->offset += export->list.items[export->first + export->at].bytes;
 	progress_add(&export->progress, len);
-	return outdir_write(export->out, export->base + export->offset + offset, data, len, e);
+	return outdir_write(export->out, 0, export->base + export->offset + offset, data, len, e);
 }
 
 static int write_file(struct export *export, struct forebay_version *version, const char *name, size_t first,
 		      struct safetensors_header *header, size_t n, struct error *e)
 {
-	int r = outdir_file(export->out, name, FILE_MODE, header->json.len + header->offset, e);
+	int r = outdir_file(export->out, 0, name, FILE_MODE, header->json.len + header->offset, e);
 
 	if (!r)
-		r = outdir_write(export->out, 0, header->json.ptr, header->json.len, e);
+		r = outdir_write(export->out, 0, 0, header->json.ptr, header->json.len, e);
 	export->base = header->json.len;
 	export->first = first;
 	export->at = 0;
 	export->offset = 0;
-	return r ? r : fetch(version, export->list.items + first, n, write_tensor, export, e);
+	return r ? r : fetch(version, export->list.items + first, n, 1, write_tensor, export, e);
 }
 
 /* What tells readers of several files which tensor lies in which. */
@@ -162,8 +163,8 @@ static int write_index(struct export *export, json_t *weight_map, struct error *
 	text = root ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
 	if (!text)
 		return error_set(e, -ENOMEM, "no memory for the index");
-	int r = outdir_file(export->out, "model.safetensors.index.json", FILE_MODE, strlen(text), e);
-	return r ? r : outdir_write(export->out, 0, text, strlen(text), e);
+	int r = outdir_file(export->out, 0, "model.safetensors.index.json", FILE_MODE, strlen(text), e);
+	return r ? r : outdir_write(export->out, 0, 0, text, strlen(text), e);
 }
 
 static int count_files(const struct export *export, size_t *ret, struct error *e)
@@ -225,7 +226,8 @@ static void name_raw(const struct fetch_item *item, size_t i, char out[FILE_NAME
 	snprintf(out, FILE_NAME_MAX, "%06zu-%s", i, readable);
 }
 
-static int write_raw(void *arg, size_t item, uint64_t offset, const uint8_t *data, size_t len, struct error *e)
+static int write_raw(void *arg, unsigned lane, size_t item, uint64_t offset, const uint8_t *data, size_t len,
+		     struct error *e)
 {
 	struct export *export = arg;
 	int r = 0;
@@ -234,10 +236,10 @@ static int write_raw(void *arg, size_t item, uint64_t offset, const uint8_t *dat
 		char name[FILE_NAME_MAX];
 
 		name_raw(&export->list.items[item], item, name);
-		r = outdir_file(export->out, name, FILE_MODE, export->list.items[item].bytes, e);
+		r = outdir_file(export->out, 0, name, FILE_MODE, export->list.items[item].bytes, e);
 	}
 	progress_add(&export->progress, len);
-	return r ? r : outdir_write(export->out, offset, data, len, e);
+	return r ? r : outdir_write(export->out, 0, offset, data, len, e);
 }
 
 static json_t *manifest(const struct export *export)
@@ -274,10 +276,10 @@ static int export_raw(struct export *export, struct forebay_version *version, st
 	int r = text ? 0 : error_set(e, -ENOMEM, "no memory for the manifest");
 
 	if (!r)
-		r = outdir_file(export->out, "manifest.json", FILE_MODE, strlen(text), e);
+		r = outdir_file(export->out, 0, "manifest.json", FILE_MODE, strlen(text), e);
 	if (!r)
-		r = outdir_write(export->out, 0, text, strlen(text), e);
-	return r ? r : fetch(version, export->list.items, export->list.n, write_raw, export, e);
+		r = outdir_write(export->out, 0, 0, text, strlen(text), e);
+	return r ? r : fetch(version, export->list.items, export->list.n, 1, write_raw, export, e);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,8 @@
 #include "cli/fetch.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,13 +33,28 @@ struct batch {
 	struct forebay_future *future;
 };
 
-/* Walks through the boxes of all items. */
-struct cursor {
+/* What the lanes of one fetch() share. */
+struct walk {
+	struct forebay_version *version;
 	const struct fetch_item *items;
-	size_t n, item;
+	size_t n;
+	fetch_sink sink;
+	void *arg;
+	atomic_size_t next;  /* the first item that no lane has taken */
+	atomic_bool stopped; /* a lane has failed */
+};
+
+struct lane {
+	struct walk *walk;
+	unsigned number;
+	pthread_t thread;
+	struct batch batches[2];
+	size_t item; /* that it walks through */
 	struct cut cut;
 	struct cut_box box;
-	bool has_box; /* cut, but not yet in a batch */
+	bool has_item, has_box; /* box: cut, but not yet in a batch */
+	int result;
+	struct error error;
 };
 
 /* ---- batches --------------------------------------------------------------------------------------------------------- */
@@ -71,6 +88,7 @@ static int batch_room(struct batch *batch, size_t bytes)
 		batch->data = NULL;
 		return -ENOMEM;
 	}
+	(void)madvise(batch->data, bytes, MADV_HUGEPAGE); /* a fault for 2 MiB instead of 512 */
 	batch->cap = bytes;
 	return 0;
 }
@@ -81,34 +99,35 @@ static int batch_init(struct batch *batch)
 	return batch->boxes ? batch_room(batch, FETCH_BATCH_BYTES) : -ENOMEM;
 }
 
-static bool cursor_peek(struct cursor *cursor)
+/* ---- lanes ----------------------------------------------------------------------------------------------------------- */
+
+static bool lane_take_item(struct lane *lane)
 {
-	while (!cursor->has_box && cursor->item < cursor->n) {
-		cursor->has_box = cut_next(&cursor->cut, &cursor->box);
-		if (cursor->has_box)
-			return true;
-		cursor->item++;
-		if (cursor->item < cursor->n) {
-			const struct fetch_item *item = &cursor->items[cursor->item];
-			cut_init(&cursor->cut, item->ndim, item->shape, item->element_bits, item->bytes,
-				 FETCH_BATCH_BYTES);
-		}
-	}
-	return cursor->has_box;
+	size_t i = atomic_fetch_add(&lane->walk->next, 1);
+	const struct fetch_item *item = &lane->walk->items[i];
+
+	if (i >= lane->walk->n)
+		return false;
+	lane->item = i;
+	cut_init(&lane->cut, item->ndim, item->shape, item->element_bits, item->bytes, FETCH_BATCH_BYTES);
+	return true;
 }
 
-static void cursor_init(struct cursor *cursor, const struct fetch_item *items, size_t n)
+static bool lane_peek(struct lane *lane)
 {
-	*cursor = (struct cursor){ .items = items, .n = n };
-	if (n)
-		cut_init(&cursor->cut, items->ndim, items->shape, items->element_bits, items->bytes, FETCH_BATCH_BYTES);
+	while (!lane->has_box) {
+		if (!lane->has_item && !lane_take_item(lane))
+			return false;
+		lane->has_box = lane->has_item = cut_next(&lane->cut, &lane->box);
+	}
+	return true;
 }
 
 /* Takes boxes as long as they fit. */
-static int batch_fill(struct batch *batch, struct cursor *cursor)
+static int batch_fill(struct batch *batch, struct lane *lane)
 {
-	while (batch->n < BATCH_BOXES && cursor_peek(cursor)) {
-		struct cut_box *box = &cursor->box;
+	while (batch->n < BATCH_BOXES && lane_peek(lane)) {
+		struct cut_box *box = &lane->box;
 		size_t at = (batch->used + ALIGN_BYTES - 1) & ~(size_t)(ALIGN_BYTES - 1);
 
 		if (at + box->bytes > batch->cap) {
@@ -118,9 +137,9 @@ static int batch_fill(struct batch *batch, struct cursor *cursor)
 			if (r)
 				return r;
 		}
-		batch->boxes[batch->n++] = (struct box){ cursor->item, *box, at };
+		batch->boxes[batch->n++] = (struct box){ lane->item, *box, at };
 		batch->used = at + box->bytes;
-		cursor->has_box = false;
+		lane->has_box = false;
 	}
 	return 0;
 }
@@ -133,16 +152,15 @@ static int library_error(int r, const char *name, struct error *e)
 	return name ? error_set(e, r, "%s: %s", name, words) : error_set(e, r, "%s", words);
 }
 
-static int batch_submit(struct batch *batch, struct forebay_version *version, const struct cursor *cursor,
-			struct error *e)
+static int batch_submit(struct batch *batch, const struct walk *walk, struct error *e)
 {
-	int r = batch->used ? forebay_load_begin(version, NULL, &batch->load) : 0;
+	int r = batch->used ? forebay_load_begin(walk->version, NULL, &batch->load) : 0;
 
 	if (r < 0)
 		return library_error(r, NULL, e);
 	for (size_t i = 0; i < batch->n; i++) {
 		const struct box *box = &batch->boxes[i];
-		const struct fetch_item *item = &cursor->items[box->item];
+		const struct fetch_item *item = &walk->items[box->item];
 		struct forebay_target target = { .size = sizeof(target),
 						 .name = item->name,
 						 .dtype = item->dtype,
@@ -163,26 +181,29 @@ static int batch_submit(struct batch *batch, struct forebay_version *version, co
 	return r < 0 ? library_error(r, NULL, e) : 0;
 }
 
-static int batch_wait(struct batch *batch, struct error *e)
+static int batch_wait(struct batch *batch, const struct walk *walk, struct error *e)
 {
 	int r;
 
 	if (!batch->future)
 		return 0; /* nothing but items without bytes */
-	while ((r = forebay_wait(batch->future, WAIT_MS)) == -ETIMEDOUT && !command_interrupted())
+	while ((r = forebay_wait(batch->future, WAIT_MS)) == -ETIMEDOUT && !command_interrupted() && !walk->stopped)
 		;
-	if (command_interrupted())
+	if (command_interrupted() || r == -ETIMEDOUT)
 		return error_set(e, -ECANCELED, "interrupted");
 	if (r < 0)
 		return error_set(e, r, "%s", forebay_future_error(batch->future));
 	return 0;
 }
 
-static int batch_hand_over(const struct batch *batch, fetch_sink sink, void *arg, struct error *e)
+static int batch_hand_over(const struct batch *batch, const struct lane *lane, struct error *e)
 {
+	const struct walk *walk = lane->walk;
+
 	for (size_t i = 0; i < batch->n; i++) {
 		const struct box *box = &batch->boxes[i];
-		int r = sink(arg, box->item, box->cut.offset, batch->data + box->at, box->cut.bytes, e);
+		int r = walk->sink(walk->arg, lane->number, box->item, box->cut.offset, batch->data + box->at,
+				   box->cut.bytes, e);
 
 		if (r)
 			return r;
@@ -190,41 +211,75 @@ static int batch_hand_over(const struct batch *batch, fetch_sink sink, void *arg
 	return 0;
 }
 
-/* ---- the walk -------------------------------------------------------------------------------------------------------- */
-
-static int start_next(struct batch *batch, struct forebay_version *version, struct cursor *cursor, struct error *e)
+static int lane_start_next(struct lane *lane, struct batch *batch, struct error *e)
 {
-	int r = batch_fill(batch, cursor);
+	int r = batch_fill(batch, lane);
 
 	if (r)
 		return error_set(e, r, "no memory for a batch");
-	return batch->n ? batch_submit(batch, version, cursor, e) : 0;
+	return batch->n ? batch_submit(batch, lane->walk, e) : 0;
 }
 
-int fetch(struct forebay_version *version, const struct fetch_item *items, size_t n, fetch_sink sink, void *arg,
-	  struct error *e)
+static int lane_walk(struct lane *lane, struct error *e)
 {
-	struct batch batches[2] = { 0 };
-	struct cursor cursor;
+	struct batch *batches = lane->batches;
 	int now = 0, r = batch_init(&batches[0]);
 
 	if (!r)
 		r = batch_init(&batches[1]);
 	if (r)
-		(void)error_set(e, r, "no memory for a batch");
-	cursor_init(&cursor, items, n);
-	if (!r)
-		r = start_next(&batches[now], version, &cursor, e);
-	for (; !r && batches[now].n; now = !now) {
-		r = start_next(&batches[!now], version, &cursor, e);
+		return error_set(e, r, "no memory for a batch");
+	r = lane_start_next(lane, &batches[now], e);
+	for (; !r && batches[now].n && !lane->walk->stopped; now = !now) {
+		r = lane_start_next(lane, &batches[!now], e);
 		if (!r)
-			r = batch_wait(&batches[now], e);
+			r = batch_wait(&batches[now], lane->walk, e);
 		if (!r)
-			r = batch_hand_over(&batches[now], sink, arg, e);
+			r = batch_hand_over(&batches[now], lane, e);
 		batch_end(&batches[now]);
 	}
-	batch_fini(&batches[0]);
-	batch_fini(&batches[1]);
+	return r;
+}
+
+static void *lane_run(void *arg)
+{
+	struct lane *lane = arg;
+
+	lane->result = lane_walk(lane, &lane->error);
+	if (lane->result && atomic_exchange(&lane->walk->stopped, true))
+		lane->result = 0; /* another one failed before; that is what is told */
+	batch_fini(&lane->batches[0]);
+	batch_fini(&lane->batches[1]);
+	return NULL;
+}
+
+/* ---- the walk -------------------------------------------------------------------------------------------------------- */
+
+int fetch(struct forebay_version *version, const struct fetch_item *items, size_t n, unsigned lanes, fetch_sink sink,
+	  void *arg, struct error *e)
+{
+	struct walk walk = { .version = version, .items = items, .n = n, .sink = sink, .arg = arg };
+	struct lane all[FETCH_LANES] = { 0 };
+	unsigned started = 0;
+	int r = 0;
+
+	CHECK(lanes && lanes <= FETCH_LANES);
+	for (unsigned i = 0; i < lanes; i++)
+		all[i] = (struct lane){ .walk = &walk, .number = i };
+	while (started + 1 < lanes && started + 1 < n) {
+		if (pthread_create(&all[started + 1].thread, NULL, lane_run, &all[started + 1]))
+			break; /* fewer do it, too */
+		started++;
+	}
+	lane_run(&all[0]);
+	for (unsigned i = 0; i <= started; i++) {
+		if (i)
+			pthread_join(all[i].thread, NULL);
+		if (!all[i].result)
+			continue;
+		r = all[i].result;
+		*e = all[i].error;
+	}
 	return r;
 }
 

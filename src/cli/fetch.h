@@ -1,5 +1,8 @@
 /*
- * cli/fetch.h: reads items of a version in order, in batches of bounded memory: while one is handed over, the next is on its way.
+ * cli/fetch.h: reads items of a version in batches of bounded memory: while one is handed over, the next is on its way.
+ *
+ * Items are dealt to *lanes*, threads that each read and hand over one item after the other: a file system lets one thread at a time
+ * write to a file, and one thread is slower than the daemon. With one lane all items come in order, from the caller's thread.
  */
 #pragma once
 
@@ -9,8 +12,9 @@
 #include "base/error.h"
 #include "forebay/forebay.h"
 
+#define FETCH_LANES 4 /* at most */
 #define FETCH_BATCH_BYTES \
-	(UINT64_C(32) << 20) /* two of them; more only for one item with elements that are no whole bytes */
+	(UINT64_C(16) << 20) /* two of them a lane; more only for one item with elements that are no whole bytes */
 
 struct fetch_item {
 	const char *name, *dtype;
@@ -18,12 +22,16 @@ struct fetch_item {
 	uint64_t shape[8], bytes;
 };
 
-/* Takes @len bytes at @offset of item number @item. Offsets rise; an item without bytes comes once with none. 0 goes on. */
-typedef int (*fetch_sink)(void *arg, size_t item, uint64_t offset, const uint8_t *data, size_t len, struct error *e);
+/*
+ * Takes @len bytes at @offset of item number @item. Within an item offsets rise, and all comes from the same lane; an item without
+ * bytes comes once with none. Lanes run at the same time. 0 goes on.
+ */
+typedef int (*fetch_sink)(void *arg, unsigned lane, size_t item, uint64_t offset, const uint8_t *data, size_t len,
+			  struct error *e);
 
-/* 0; what @sink returned; or why the load failed. -ECANCELED: command_interrupted(). */
-int fetch(struct forebay_version *version, const struct fetch_item *items, size_t n, fetch_sink sink, void *arg,
-	  struct error *e);
+/* 0; what @sink returned first; or why the load failed. -ECANCELED: command_interrupted(). @lanes: 1 to FETCH_LANES. */
+int fetch(struct forebay_version *version, const struct fetch_item *items, size_t n, unsigned lanes, fetch_sink sink,
+	  void *arg, struct error *e);
 
 /* All items of the version, in byte order of their names. Their strings are copies. */
 struct fetch_list {

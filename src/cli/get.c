@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,9 @@
 #include "cli/verbs.h"
 
 #define FILES_BYTES_MAX (UINT64_C(2) << 30) /* of item "~files" */
+#define LANES		FETCH_LANES
+
+_Static_assert(LANES <= OUTDIR_LANES, "a file at hand for each lane");
 
 struct get {
 	struct command command;
@@ -28,6 +32,7 @@ struct get {
 	struct files files;
 	struct fetch_item *items; /* files.files, as they are asked for */
 	struct outdir *out;
+	pthread_mutex_t lock; /* around progress */
 	struct progress progress;
 };
 
@@ -41,7 +46,8 @@ static void take_option(struct command *command, int key, char *value, struct ar
 	container_of(command, struct get, command)->force = true;
 }
 
-static int append_text(void *arg, size_t item, uint64_t offset, const uint8_t *data, size_t len, struct error *e)
+static int append_text(void *arg, unsigned lane, size_t item, uint64_t offset, const uint8_t *data, size_t len,
+		       struct error *e)
 {
 	struct get *get = arg;
 
@@ -78,7 +84,7 @@ static int read_files(struct get *get, struct forebay_version *version, struct e
 	if (!r && item.bytes > FILES_BYTES_MAX)
 		r = error_set(e, -EFBIG, "%s: %" PRIu64 " bytes", NAMES_FILES, item.bytes);
 	if (!r)
-		r = fetch(version, &item, 1, append_text, get, e);
+		r = fetch(version, &item, 1, 1, append_text, get, e);
 	return r ? r : files_decode((const char *)get->files_text.ptr, get->files_text.len, &get->files, e);
 }
 
@@ -125,14 +131,19 @@ static int find_items(struct get *get, struct forebay_version *version, struct e
 	return r;
 }
 
-static int write_part(void *arg, size_t item, uint64_t offset, const uint8_t *data, size_t len, struct error *e)
+static int write_part(void *arg, unsigned lane, size_t item, uint64_t offset, const uint8_t *data, size_t len,
+		      struct error *e)
 {
 	struct get *get = arg;
 	const struct files_entry *file = &get->files.files[item];
-	int r = offset ? 0 : outdir_file(get->out, file->name, file->mode, get->items[item].bytes, e);
+	int r = offset ? 0 : outdir_file(get->out, lane, file->name, file->mode, get->items[item].bytes, e);
 
+	if (!r)
+		r = outdir_write(get->out, lane, offset, data, len, e);
+	pthread_mutex_lock(&get->lock);
 	progress_add(&get->progress, len);
-	return r ? r : outdir_write(get->out, offset, data, len, e);
+	pthread_mutex_unlock(&get->lock);
+	return r;
 }
 
 static int write_files(struct get *get, struct forebay_version *version, struct error *e)
@@ -147,7 +158,7 @@ static int write_files(struct get *get, struct forebay_version *version, struct 
 	if (r)
 		return r;
 	progress_begin(&get->progress, "get", get->info.bytes);
-	r = fetch(version, get->items, get->files.n_files, write_part, get, e);
+	r = fetch(version, get->items, get->files.n_files, LANES, write_part, get, e);
 	progress_end(&get->progress);
 	return r ? r : outdir_finish(get->out, e);
 }
@@ -180,6 +191,7 @@ static int run(struct get *get)
 int verb_get(int argc, char **argv)
 {
 	struct get get = {
+		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.command = {
 			.args = "BUNDLE[@VERSION] DIR",
 			.doc = "Writes the files of a version that `forebay put` made into DIR, as they were. All of them appear, or none.",

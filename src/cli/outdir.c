@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,6 @@ enum state { TEMPORARY, PLACED };
 struct entry {
 	char *name;	     /* path in the folder */
 	char temp[TEMP_MAX]; /* name beside it */
-	mode_t mode;
 	enum state state;
 };
 
@@ -34,10 +34,17 @@ struct made {
 	bool made, set_mode;
 };
 
+struct at_hand {
+	int fd;		  /* -1: none */
+	const char *name; /* its entry's */
+	mode_t mode;
+};
+
 struct outdir {
 	char *path;
-	int fd;	  /* of the folder */
-	int file; /* at hand, or -1 */
+	int fd; /* of the folder */
+	struct at_hand files[OUTDIR_LANES];
+	pthread_mutex_t lock; /* around what follows, while files are begun */
 	bool force, finished;
 	uint32_t random;
 	size_t made_roots; /* folders above and at path that were made: so many last parts of it */
@@ -98,7 +105,10 @@ int outdir_open(const char *path, bool force, struct outdir **ret, struct error 
 		return -ENOMEM;
 	while (len > 1 && path[len - 1] == '/')
 		len--;
-	*out = (struct outdir){ .path = strndup(path, len), .fd = -1, .file = -1, .force = force };
+	*out = (struct outdir){ .path = strndup(path, len), .fd = -1, .force = force };
+	pthread_mutex_init(&out->lock, NULL);
+	for (unsigned lane = 0; lane < OUTDIR_LANES; lane++)
+		out->files[lane].fd = -1;
 	(void)!getrandom(&out->random, sizeof(out->random), 0);
 	int r = !out->path  ? -ENOMEM :
 		!*out->path ? error_set(e, -ENOENT, "the folder's name is empty") :
@@ -207,46 +217,63 @@ int outdir_check(struct outdir *out, const char *name, struct error *e)
 
 /* ---- files ----------------------------------------------------------------------------------------------------------- */
 
-static int close_file(struct outdir *out, struct error *e)
+static int close_file(const struct outdir *out, struct at_hand *file, struct error *e)
 {
-	int fd = out->file;
+	int fd = file->fd;
 
-	out->file = -1;
+	file->fd = -1;
 	if (fd < 0)
 		return 0;
-	const struct entry *entry = &out->entries[out->n_entries - 1];
-	int r = fchmod(fd, entry->mode) ? -errno : 0;
+	int r = fchmod(fd, file->mode) ? -errno : 0;
 	if (close(fd) && !r)
 		r = -errno; /* a quota on NFS may show only here */
-	return r ? fail(out, entry->name, -r, e) : 0;
+	return r ? fail(out, file->name, -r, e) : 0;
 }
 
-int outdir_file(struct outdir *out, const char *name, mode_t mode, uint64_t bytes, struct error *e)
+/* Under the lock. */
+static int make_file(struct outdir *out, const char *name, struct at_hand *file, struct error *e)
 {
 	const char *last;
-	int r = close_file(out, e);
 	struct entry *entries = grow(out->entries, out->n_entries, &out->cap_entries, sizeof(*entries));
 
-	if (r || !entries)
-		return r ? r : -ENOMEM;
+	if (!entries)
+		return -ENOMEM;
 	out->entries = entries;
-	r = outdir_check(out, name, e);
+	int r = outdir_check(out, name, e);
 	if (r)
 		return r;
 	int parent = open_parent(out, name, true, &last);
 	if (parent < 0)
 		return fail(out, name, -parent, e);
-	struct entry entry = { .name = strdup(name), .mode = mode };
+	struct entry entry = { .name = strdup(name) };
 	snprintf(entry.temp, sizeof(entry.temp), ".forebay-%08x-%zu", out->random, out->n_entries);
-	out->file = entry.name ? openat(parent, entry.temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
-	r = entry.name ? out->file < 0 ? -errno : 0 : -ENOMEM;
+	file->fd = entry.name ? openat(parent, entry.temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+	r = entry.name ? file->fd < 0 ? -errno : 0 : -ENOMEM;
 	close(parent);
 	if (r) {
 		free(entry.name);
 		return fail(out, name, -r, e);
 	}
 	entries[out->n_entries++] = entry;
-	if (ftruncate(out->file, (off_t)bytes) || bytes > INT64_MAX)
+	file->name = entry.name;
+	return 0;
+}
+
+int outdir_file(struct outdir *out, unsigned lane, const char *name, mode_t mode, uint64_t bytes, struct error *e)
+{
+	CHECK(lane < OUTDIR_LANES);
+	struct at_hand *file = &out->files[lane];
+	int r = close_file(out, file, e);
+
+	if (r)
+		return r;
+	pthread_mutex_lock(&out->lock);
+	r = make_file(out, name, file, e);
+	pthread_mutex_unlock(&out->lock);
+	if (r)
+		return r;
+	file->mode = mode;
+	if (ftruncate(file->fd, (off_t)bytes) || bytes > INT64_MAX)
 		return fail(out, name, errno, e);
 	return 0;
 }
@@ -267,12 +294,13 @@ static int write_all(int fd, const uint8_t *data, size_t len, uint64_t offset)
 	return 0;
 }
 
-int outdir_write(struct outdir *out, uint64_t offset, const void *data, size_t len, struct error *e)
+int outdir_write(struct outdir *out, unsigned lane, uint64_t offset, const void *data, size_t len, struct error *e)
 {
 	const uint8_t *bytes = data;
 	size_t from = 0; /* begin of what is not written yet */
 
-	CHECK(out->file >= 0);
+	CHECK(lane < OUTDIR_LANES && out->files[lane].fd >= 0);
+	const struct at_hand *file = &out->files[lane];
 	for (size_t at = 0; at < len;) {
 		size_t page = PAGE_BYTES - (offset + at) % PAGE_BYTES;
 		size_t n = page < len - at ? page : len - at;
@@ -281,14 +309,14 @@ int outdir_write(struct outdir *out, uint64_t offset, const void *data, size_t l
 			at += n;
 			continue;
 		}
-		int r = write_all(out->file, bytes + from, at - from, offset + from);
+		int r = write_all(file->fd, bytes + from, at - from, offset + from);
 		if (r)
-			return fail(out, out->entries[out->n_entries - 1].name, -r, e);
+			return fail(out, file->name, -r, e);
 		at += n;
 		from = at;
 	}
-	int r = write_all(out->file, bytes + from, len - from, offset + from);
-	return r ? fail(out, out->entries[out->n_entries - 1].name, -r, e) : 0;
+	int r = write_all(file->fd, bytes + from, len - from, offset + from);
+	return r ? fail(out, file->name, -r, e) : 0;
 }
 
 /* ---- the end --------------------------------------------------------------------------------------------------------- */
@@ -340,8 +368,10 @@ static int set_modes(struct outdir *out, struct error *e)
 
 int outdir_finish(struct outdir *out, struct error *e)
 {
-	int r = close_file(out, e);
+	int r = 0;
 
+	for (unsigned lane = 0; !r && lane < OUTDIR_LANES; lane++)
+		r = close_file(out, &out->files[lane], e);
 	for (size_t i = 0; !r && i < out->n_entries; i++)
 		r = place(out, &out->entries[i], e);
 	if (!r)
@@ -384,8 +414,9 @@ void outdir_free(struct outdir *out)
 {
 	if (!out)
 		return;
-	if (out->file >= 0)
-		close(out->file);
+	for (unsigned lane = 0; lane < OUTDIR_LANES; lane++)
+		if (out->files[lane].fd >= 0)
+			close(out->files[lane].fd);
 	if (!out->finished)
 		remove_all(out);
 	if (out->fd >= 0)
@@ -397,5 +428,6 @@ void outdir_free(struct outdir *out)
 	free(out->entries);
 	free(out->folders);
 	free(out->path);
+	pthread_mutex_destroy(&out->lock);
 	free(out);
 }

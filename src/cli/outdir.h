@@ -14,6 +14,8 @@
 
 #include "base/error.h"
 
+#define OUTDIR_LANES 4
+
 struct outdir;
 
 /* Opens the folder, making it and its parents. @force: existing files may be replaced. */
@@ -26,8 +28,11 @@ void outdir_free(struct outdir *out);
 int outdir_folder(struct outdir *out, const char *name, mode_t mode, struct error *e);
 /* Whether the file @name may be made: -EEXIST, -EISDIR, or a part of its path is no folder. Makes nothing. */
 int outdir_check(struct outdir *out, const char *name, struct error *e);
-/* Begins a file of @bytes, all zero so far; the one before is closed. */
-int outdir_file(struct outdir *out, const char *name, mode_t mode, uint64_t bytes, struct error *e);
-/* Writes into the file at hand. Pages of zeros are left as holes. */
-int outdir_write(struct outdir *out, uint64_t offset, const void *data, size_t len, struct error *e);
+/*
+ * Begins a file of @bytes, all zero so far; the one before in the same @lane is closed. Several threads may write files at the same
+ * time, each in a lane of its own.
+ */
+int outdir_file(struct outdir *out, unsigned lane, const char *name, mode_t mode, uint64_t bytes, struct error *e);
+/* Writes into the lane's file. Pages of zeros are left as holes. */
+int outdir_write(struct outdir *out, unsigned lane, uint64_t offset, const void *data, size_t len, struct error *e);
 int outdir_finish(struct outdir *out, struct error *e);
