@@ -305,6 +305,61 @@ int pool_block_new(struct pool *pool, enum pool_kind kind, uint32_t bytes, struc
 	return 0;
 }
 
+static int blocks_try(struct pool *pool, enum pool_kind kind, const uint32_t *bytes, size_t n, struct block **ret)
+{
+	size_t at = 0;
+	int r = 0;
+
+	while (at < n && !(r = pool_block_new(pool, kind, bytes[at], &ret[at])))
+		at++;
+	while (r && at)
+		block_unpin(ret[--at]);
+	return r;
+}
+
+/*
+ * A first try may fail by what it has itself placed between cached blocks, of which none is left by then: a second one finds all that is
+ * not pinned in one piece. Into an arena without pins the blocks go one behind the other, as in pool_room_of().
+ */
+int pool_blocks_new(struct pool *pool, enum pool_kind kind, const uint32_t *bytes, size_t n, struct block **ret)
+{
+	uint64_t room = 0;
+
+	CHECK_MAGIC(pool, POOL_MAGIC);
+	CHECK(kind < POOL_KINDS);
+	for (size_t i = 0; i < n; i++) {
+		if (!bytes[i] || bytes[i] > POOL_BLOCK_MAX_BYTES)
+			return -EINVAL;
+		room += room_of(bytes[i]);
+	}
+	if (room > pool->spaces[kind].arena.size - pool->spaces[kind].used_bytes)
+		return POOL_FULL; /* and nothing leaves the cache for it */
+	int r = blocks_try(pool, kind, bytes, n, ret);
+	return r == POOL_FULL ? blocks_try(pool, kind, bytes, n, ret) : r;
+}
+
+int pool_room_of(const uint32_t *bytes, size_t n, uint64_t *ret_room_bytes)
+{
+	struct space *space = calloc(1, sizeof(*space)); /* an arena without end */
+	uint64_t offset;
+	uint32_t place;
+
+	if (!space)
+		return -ENOMEM;
+	fit_init(&space->pages);
+	fit_init(&space->slabs);
+	int r = fit_add(&space->pages, 0, FIT_UNITS_MAX - 1, 0);
+	for (size_t i = 0; !r && i < n; i++)
+		r = bytes[i] && bytes[i] <= POOL_BLOCK_MAX_BYTES ? room_take(space, bytes[i], &place, &offset) :
+								   -EINVAL;
+	if (!r)
+		*ret_room_bytes = (FIT_UNITS_MAX - 1 - space->pages.free_units) * PAGE_BYTES;
+	fit_fini(&space->pages);
+	fit_fini(&space->slabs);
+	free(space);
+	return r == FIT_FULL ? -EINVAL : r;
+}
+
 int pool_block_index(struct block *block, const struct digest *digest, uint32_t crc)
 {
 	CHECK_MAGIC(block, BLOCK_MAGIC);

@@ -58,6 +58,14 @@ const struct arena *pool_arena(const struct pool *pool, enum pool_kind kind);
 
 /* A new block with one pin; evicts as much clean cache of that kind as it takes. 0, POOL_FULL, -ENOMEM, -EINVAL (size). */
 int pool_block_new(struct pool *pool, enum pool_kind kind, uint32_t bytes, struct block **ret);
+/*
+ * As many blocks as there are sizes, each with one pin, or none; best with the largest first. What pool_room_of() says of the same
+ * sizes in the same order decides: if it is not more than the arena has, they get their room once nothing in the arena is pinned,
+ * however fragmented it was before.
+ */
+int pool_blocks_new(struct pool *pool, enum pool_kind kind, const uint32_t *bytes, size_t n, struct block **ret);
+/* What blocks of these sizes take of an arena that has nothing else: whole pages and whole slabs. 0, -ENOMEM, -EINVAL (a size). */
+int pool_room_of(const uint32_t *bytes, size_t n, uint64_t *ret_room_bytes);
 /* The block has these checked contents; found by pool_find() from now on. 0, or
  * POOL_KNOWN or -ENOMEM (@block is as before). Once in a block's life. */
 int pool_block_index(struct block *block, const struct digest *digest, uint32_t crc);

@@ -429,6 +429,122 @@ static void random_histories_keep_bytes_and_sums(void **state)
 	assert_int_equal(stats().blocks, 0);
 }
 
+/* ---- property: a share that an empty arena holds gets its room once nothing is pinned, whatever has been before ---- */
+
+static void blocks_come_all_or_none(void **state)
+{
+	const uint32_t sizes[] = { 512 * KIB, 256 * KIB, 256 * KIB };
+	struct block *pinned = new_block(POOL_READ, 100), *blocks[3];
+
+	assert_int_equal(pool_blocks_new(pool, POOL_READ, sizes, 3, blocks), POOL_FULL);
+	assert_int_equal(stats().blocks, 1);
+	block_unpin(pinned);
+	assert_int_equal(pool_blocks_new(pool, POOL_READ, sizes, 3, blocks), 0);
+	for (int i = 0; i < 3; i++)
+		block_unpin(blocks[i]);
+	assert_int_equal(stats().used_bytes[POOL_READ], 0);
+}
+
+static void the_room_of_small_blocks_counts_whole_slabs(void **state)
+{
+	const uint32_t sizes[] = { 100 * KIB + 1, 60 * KIB, 60 * KIB, 60 * KIB, 60 * KIB, 60 * KIB }, wrong = 0;
+	uint64_t room;
+
+	assert_int_equal(pool_room_of(sizes, 6, &room), 0);
+	assert_int_equal(room, 104 * KIB + 2 * 256 * KIB);
+	assert_int_equal(pool_room_of(&wrong, 1, &room), -EINVAL);
+}
+
+/* Each try of the first round alone would leave its own blocks in between: 6 and 5 pages around the cached 4. */
+static void blocks_that_stood_around_the_cache_are_placed_again(void **state)
+{
+	const uint32_t sizes[] = { 96 * 4 * KIB, 80 * 4 * KIB, 80 * 4 * KIB };
+	struct block *blocks[3], *low = new_block(POOL_READ, 96 * 4 * KIB);
+
+	cache(POOL_READ, 64 * 4 * KIB, "middle");
+	block_unpin(low);
+	assert_int_equal(pool_blocks_new(pool, POOL_READ, sizes, 3, blocks), 0);
+	assert_false(is_cached("middle"));
+	for (int i = 0; i < 3; i++)
+		block_unpin(blocks[i]);
+}
+
+static int larger_first(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x < y) - (x > y);
+}
+
+/* Sizes that just fit: drawn until the next one would not. */
+static size_t draw_share(uint64_t *x, uint64_t arena_bytes, uint32_t *sizes, size_t most)
+{
+	size_t n = 0;
+	uint64_t room;
+
+	while (n < most) {
+		sizes[n++] = draw_size(x);
+		qsort(sizes, n, sizeof(*sizes), larger_first);
+		assert_int_equal(pool_room_of(sizes, n, &room), 0);
+		if (room > arena_bytes)
+			break;
+	}
+	size_t drop = room > arena_bytes ? draw(x) % n : n; /* any of them, then those that still do not fit */
+	while (room > arena_bytes) {
+		memmove(sizes + drop, sizes + drop + 1, (--n - drop) * sizeof(*sizes));
+		drop = n ? draw(x) % n : 0;
+		assert_int_equal(pool_room_of(sizes, n, &room), 0);
+	}
+	return n;
+}
+
+/* Blocks of all sizes come and go, some stay as cache. */
+static void roughen(uint64_t *x, enum pool_kind kind, uint64_t *names)
+{
+	struct block *live[LIVE];
+	size_t n = 0;
+
+	for (int round = 0; round < 200; round++) {
+		size_t i = n ? draw(x) % n : 0;
+
+		if (n < LIVE && draw(x) % 3) {
+			if (pool_block_new(pool, kind, draw_size(x), &live[n]))
+				continue;
+			struct digest digest = digest_of(names, sizeof(*names));
+			++*names;
+			assert_int_equal(pool_block_index(live[n], &digest, 0), 0);
+			if (draw(x) % 2)
+				pool_block_set_clean(live[n]);
+			n++;
+		} else if (n) {
+			block_unpin(live[i]);
+			live[i] = live[--n];
+		}
+	}
+	while (n)
+		block_unpin(live[--n]);
+}
+
+static void what_an_empty_arena_holds_fits_once_nothing_is_pinned(void **state)
+{
+	uint64_t x = 88172645463325252, names = 0;
+	uint32_t sizes[LIVE];
+	struct block *blocks[LIVE];
+	unsigned cached = 0;
+
+	for (int round = 0; round < 300; round++) {
+		enum pool_kind kind = draw(&x) % POOL_KINDS;
+		size_t n = draw_share(&x, stats().bytes[kind], sizes, LIVE);
+
+		roughen(&x, kind, &names);
+		cached += stats().clean_bytes[kind] > 0;
+		assert_int_equal(pool_blocks_new(pool, kind, sizes, n, blocks), 0);
+		while (n)
+			block_unpin(blocks[--n]);
+	}
+	assert_true(cached > 200); /* the arenas were not empty before */
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -449,6 +565,10 @@ int main(void)
 		TEST(a_digest_is_known_once_a_kind_and_the_read_arena_is_given_first),
 		TEST(a_forgotten_block_is_not_found_and_ends_with_its_pins),
 		TEST(the_listener_is_told_later_and_once_for_many),
+		TEST(blocks_come_all_or_none),
+		TEST(the_room_of_small_blocks_counts_whole_slabs),
+		TEST(blocks_that_stood_around_the_cache_are_placed_again),
+		TEST(what_an_empty_arena_holds_fits_once_nothing_is_pinned),
 		TEST(random_histories_keep_bytes_and_sums),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

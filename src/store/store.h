@@ -42,9 +42,24 @@ int store_get(struct store *store, const struct block_ref *ref, const char *node
 void store_expect_begin(struct store *store);
 void store_expect_end(struct store *store);
 
-/* A new block for @bytes, waiting for room: for captures and copies. -ETIMEDOUT: there was none; -ERR_EPOOL: it can never fit. */
+/* A new block for @bytes, waiting for room. -ETIMEDOUT: there was none; -ERR_EPOOL: it can never fit. */
 int store_block_new(struct store *store, enum pool_kind kind, uint32_t bytes, uint64_t deadline_ns, struct block **ret,
 		    struct error *e);
+
+/* What a save asks of one arena. */
+struct room_ask {
+	enum pool_kind kind;
+	const uint32_t *bytes; /* sizes of its blocks, the largest first */
+	size_t n;
+	bool first; /* before all who wait: they may wait for the end of who asks, which has room already and needs this to end */
+	/* Looked at from time to time: not true any more, and it ends with -ECANCELED. NULL: it is always wanted. */
+	bool (*wanted)(const void *arg);
+	const void *arg;
+};
+/* All of them or none, see pool_blocks_new(). What pool_room_of() says fits gets its room: while it waits at the head of its queue
+ * nobody else takes any, until all that was taken before has been given back. -ETIMEDOUT, -ECANCELED; a past deadline: now or never. */
+int store_blocks_new(struct store *store, const struct room_ask *ask, uint64_t deadline_ns, struct block **ret,
+		     struct error *e);
 
 struct store_stats {
 	uint64_t hits, peer_fetches, backend_reads, backend_bytes, peer_bytes, damaged;

@@ -561,6 +561,68 @@ static int room_story(struct bed *bed)
 	return 0;
 }
 
+struct asker {
+	struct room_ask ask;
+	uint64_t deadline_ns;
+	bool dropped;
+	int result;
+	struct block *blocks[2];
+};
+
+static bool still_wanted(const void *arg)
+{
+	return !((const struct asker *)arg)->dropped;
+}
+
+static int ask_run(void *arg)
+{
+	struct asker *a = arg;
+
+	a->result = store_blocks_new(stores[0], &a->ask, a->deadline_ns, a->blocks, NULL);
+	return 0;
+}
+
+static int ask_story(struct bed *bed)
+{
+	static const uint32_t both[] = { 6u << 20, 6u << 20 }, one = MIB;
+	struct block *full[4], *none[2];
+	struct asker large = { .ask = { .kind = POOL_CAPTURE, .bytes = both, .n = 2, .wanted = still_wanted },
+			       .deadline_ns = bed_deadline(bed) };
+	struct asker admitted = { .ask = { .kind = POOL_CAPTURE, .bytes = &one, .n = 1, .first = true },
+				  .deadline_ns = bed_deadline(bed) };
+	struct nursery nursery;
+
+	large.ask.arg = &large;
+	for (int i = 0; i < 4; i++)
+		EXPECT_INT(pool_block_new(pool(bed, 0), POOL_CAPTURE, (i == 3 ? 5u : 6u) << 20, &full[i]), 0);
+	EXPECT_INT(store_blocks_new(stores[0], &large.ask, 0, none, NULL), -ETIMEDOUT);
+
+	nursery_init(&nursery, bed->env->loop);
+	EXPECT_INT(fiber_start(&nursery, "large", ask_run, &large), 0);
+	EXPECT_INT(nursery_wait(&nursery, env_in_ms(bed->env, 1)), -ETIMEDOUT);
+	block_unpin(full[0]); /* half of what it wants: it takes nothing, and nobody else takes that */
+	EXPECT_INT(nursery_wait(&nursery, env_in_ms(bed->env, 1)), -ETIMEDOUT);
+	EXPECT_INT(store_blocks_new(stores[0], &(struct room_ask){ .kind = POOL_CAPTURE, .bytes = &one, .n = 1 }, 0,
+				    none, NULL),
+		   -ETIMEDOUT);
+	EXPECT_INT(fiber_start(&nursery, "admitted", ask_run, &admitted), 0); /* but for whom it waits itself */
+	EXPECT_INT(nursery_wait(&nursery, env_in_ms(bed->env, 1)), -ETIMEDOUT);
+	EXPECT_INT(admitted.result, 0);
+	EXPECT(admitted.blocks[0] && !large.blocks[0]);
+	large.dropped = true; /* it is not wanted any more: it leaves with nothing */
+	EXPECT_INT(nursery_wait(&nursery, bed_deadline(bed)), 0);
+	EXPECT_INT(large.result, -ECANCELED);
+	block_unpin(admitted.blocks[0]);
+	for (int i = 1; i < 4; i++)
+		block_unpin(full[i]);
+	return 0;
+}
+
+static void blocks_are_waited_for_all_or_none(void **state)
+{
+	bed_run(state, ask_story);
+}
+
 static void who_waits_for_room_is_served_in_turn(void **state)
 {
 	bed_run(state, room_story);
@@ -647,6 +709,7 @@ int main(void)
 		TEST(a_peer_waits_for_a_block_that_is_on_its_way),
 		TEST(nobody_waits_for_a_block_that_nobody_fetches),
 		TEST(a_get_ends_at_its_deadline),
+		TEST(blocks_are_waited_for_all_or_none),
 		TEST(who_waits_for_room_is_served_in_turn),
 		TEST(when_the_head_gives_up_the_next_one_is_asked),
 		TEST(a_block_that_can_never_fit_is_refused_at_once),
