@@ -41,6 +41,8 @@ enum forebay_code {
 	FOREBAY_EPOOL,
 	FOREBAY_ECHANGED,
 	FOREBAY_EREBUILD,
+	FOREBAY_ESKIPPED,
+	FOREBAY_ESUPERSEDED,
 };
 
 enum forebay_stage { FOREBAY_CAPTURED, FOREBAY_STAGED, FOREBAY_DURABLE };
@@ -118,8 +120,13 @@ struct forebay_attribute {
 };
 struct forebay_save_options {
 	size_t size;
-	uint32_t copies;    /* DRAM copies before staged: 1..3; 0: 1 */
-	const char *policy; /* when the pool is full: NULL or "wait" */
+	uint32_t copies; /* DRAM copies before staged: 1..3; 0: 1 */
+	/*
+	 * When a node of the group has no room for its share: NULL or "wait" waits for it. "skip" ends the save at once: its three
+	 * futures end with -FOREBAY_ESKIPPED, on all ranks; the step may be saved again. "replace" drops the oldest save of this group
+	 * that is captured and not durable, whose futures end with -FOREBAY_ESUPERSEDED, and so on; it waits if there is none.
+	 */
+	const char *policy;
 	int same_structure; /* hint: names, boxes, dtypes and order are as in this group's last save of the bundle */
 	uint64_t parent;    /* version that this one continues; 0: none */
 	const struct forebay_attribute *attributes; /* kept with the version; rank 0's count */

@@ -31,7 +31,9 @@
 	X(EMISMATCH, 4107, "name, dtype or shape do not fit what is stored or what other ranks said")      \
 	X(EPOOL, 4108, "the group's bytes can never fit into a node's pool")                               \
 	X(ECHANGED, 4109, "captured bytes were changed by the application after they had been captured")   \
-	X(EREBUILD, 4110, "the index is missing or older than the store; run forebay meta rebuild")
+	X(EREBUILD, 4110, "the index is missing or older than the store; run forebay meta rebuild")        \
+	X(ESKIPPED, 4111, "there was no room for the save, which was to be skipped then")                  \
+	X(ESUPERSEDED, 4112, "the save was dropped, before it was durable, for a newer one of its group")
 
 enum {
 #define X(name, number, text) ERR_##name = number,

@@ -28,6 +28,18 @@ static int put_attributes(struct list_buf *list, const struct forebay_attribute 
 	return 0;
 }
 
+static const char *const policies[POLICIES] = { "wait", "skip", "replace" };
+
+/* POLICIES: there is no such. */
+static unsigned find_policy(const char *name)
+{
+	unsigned policy = 0;
+
+	while (name && policy < POLICIES && strcmp(name, policies[policy]) != 0)
+		policy++;
+	return policy;
+}
+
 static int begin(struct forebay_group *group, const char *bundle, uint64_t step, const struct forebay_save_options *own,
 		 struct forebay_save *save, struct error *e)
 {
@@ -41,7 +53,7 @@ static int begin(struct forebay_group *group, const char *bundle, uint64_t step,
 		.step = step,
 		.parent = own->parent,
 		.copies = own->copies ? own->copies : 1,
-		.policy = POLICY_WAIT,
+		.policy = find_policy(own->policy),
 		.same_structure = own->same_structure,
 		.attributes = list_buf_view(&attributes),
 	};
@@ -72,8 +84,11 @@ int forebay_save_begin(struct forebay_group *group, const char *bundle, uint64_t
 				"save_begin: it needs a group, a bundle's name in UTF-8 and a place for the save");
 	if (own.copies > 3)
 		return api_fail(-EINVAL, "save_begin: %u copies; 1 to 3 are possible", own.copies);
-	if (own.policy && strcmp(own.policy, "wait") != 0)
-		return api_fail(-EINVAL, "save_begin: policy \"%.100s\" is not known; there is \"wait\"", own.policy);
+	if (find_policy(own.policy) == POLICIES)
+		return api_fail(
+			-EINVAL,
+			"save_begin: policy \"%.100s\" is not known; there are \"wait\", \"skip\" and \"replace\"",
+			own.policy);
 	struct forebay_save *save = calloc(1, sizeof(*save));
 	if (!save)
 		return api_fail(-ENOMEM, "no memory for a save");

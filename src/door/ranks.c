@@ -242,7 +242,7 @@ static int save_check(const struct msg_save *m, struct error *e)
 {
 	if (m->copies > 3)
 		return error_set(e, -EINVAL, "%" PRIu32 " copies; 1 to 3 are possible", m->copies);
-	if (m->policy != POLICY_WAIT)
+	if (m->policy >= POLICIES)
 		return error_set(e, -EINVAL, "policy %" PRIu32 " is not known", m->policy);
 	if (m->flags & ~(uint32_t)SAVE_SAME_STRUCTURE)
 		return error_set(e, -EINVAL, "flags 0x%" PRIx32 " are not known", m->flags);

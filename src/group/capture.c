@@ -9,7 +9,6 @@
 #include "base/counter.h"
 #include "group/member.h"
 
-#define ROOM_LOOK_MS	 200   /* so often a save that waits for room looks whether it is still wanted */
 #define GRANTS_PER_FRAME 16384 /* of at most 44 bytes each: within a frame's body */
 
 CLEANUP_OF(struct msave *, msave_put);
@@ -81,8 +80,10 @@ static int parse_part(const struct msg_g_reserve *reserve, struct part **ret, st
 		return r;
 	qsort(part->blocks, part->n_blocks, sizeof(*part->blocks), by_rank_and_block);
 	qsort(part->receives, part->n_receives, sizeof(*part->receives), by_block);
-	*ret = TAKE(part);
-	return 0;
+	r = part_count_room(part);
+	if (!r)
+		*ret = TAKE(part);
+	return r;
 }
 
 /* Each rank's run of blocks in the part; a block of a rank that is not here is a coordinator's error. */
@@ -104,99 +105,6 @@ static int find_ranges(struct msave *save, struct error *e)
 	if (at < part->n_blocks)
 		return error_set(e, -ERR_ERANK, "rank %u is not on this node any more", part->blocks[at].rank);
 	return 0;
-}
-
-/* What can never fit is refused at once: waiting for room would not end. */
-static int check_room(const struct msave *save, struct error *e)
-{
-	const struct part *part = save->part;
-	uint64_t bytes[POOL_KINDS] = { 0 };
-
-	for (size_t i = 0; i < part->n_blocks; i++)
-		bytes[POOL_CAPTURE] += part->blocks[i].mode == CAPTURE_COPY ? part->blocks[i].bytes : 0;
-	for (size_t i = 0; i < part->n_receives; i++)
-		bytes[POOL_READ] += part->receives[i].bytes;
-	for (int kind = 0; kind < POOL_KINDS; kind++) {
-		uint64_t most = pool_arena(store_pool(save->groups->store), kind)->size;
-
-		if (bytes[kind] > most)
-			return error_set(e, -ERR_EPOOL,
-					 "the share of node %s in step %" PRIu64 " of %s is %" PRIu64
-					 " bytes to %s; its pool has %" PRIu64 " for that",
-					 cluster_node(save->groups->cluster), save->step, save->bundle, bytes[kind],
-					 kind == POOL_CAPTURE ? "capture" : "receive", most);
-	}
-	return 0;
-}
-
-static void end_turn(struct groups **turn)
-{
-	if (!*turn)
-		return;
-	(*turn)->admitting = false;
-	wake_all(&(*turn)->admission);
-}
-
-/*
- * Saves take their room one after the other: of two that did so at the same time each could hold a part of what the other waits for.
- * Who has its turn waits for saves alone that hold all of theirs and drain. *@ret_turn is to be given back by end_turn().
- */
-static int wait_turn(struct msave *save, uint64_t deadline_ns, struct groups **ret_turn, struct error *e)
-{
-	struct groups *groups = save->groups;
-	int r = 0;
-
-	while (!r && groups->admitting && save->state == SAVE_RESERVING)
-		r = wait_at(&groups->admission, deadline_ns);
-	if (r)
-		return error_set(e, r, "step %" PRIu64 " of %s: the saves before it have not got their room in time",
-				 save->step, save->bundle);
-	if (save->state == SAVE_RESERVING) {
-		groups->admitting = true;
-		*ret_turn = groups;
-	}
-	return 0;
-}
-
-/* Waits in steps, since a save that has failed meanwhile must let go of what it has. */
-static int take_room(struct msave *save, enum pool_kind kind, uint32_t bytes, uint64_t deadline_ns, struct block **ret,
-		     struct error *e)
-{
-	struct env *env = save->groups->env;
-	int r;
-
-	do {
-		uint64_t look_ns = env_in_ms(env, ROOM_LOOK_MS);
-
-		r = store_block_new(save->groups->store, kind, bytes, look_ns < deadline_ns ? look_ns : deadline_ns,
-				    ret, e);
-	} while (r == -ETIMEDOUT && save->state == SAVE_RESERVING && env_now(env) < deadline_ns);
-	return r;
-}
-
-static int make_room(struct msave *save, uint64_t deadline_ns, struct error *e)
-{
-	_cleanup_(end_turn) struct groups *turn = NULL;
-	const struct part *part = save->part;
-	int r = check_room(save, e);
-
-	if (!r)
-		r = wait_turn(save, deadline_ns, &turn, e);
-	if (r)
-		return r;
-	save->blocks = calloc(part->n_blocks + 1, sizeof(*save->blocks));
-	save->received = calloc(part->n_receives + 1, sizeof(struct block *));
-	if (!save->blocks || !save->received)
-		return -ENOMEM;
-	for (size_t i = 0; !r && i < part->n_blocks && save->state == SAVE_RESERVING; i++)
-		if (part->blocks[i].mode == CAPTURE_COPY)
-			r = take_room(save, POOL_CAPTURE, part->blocks[i].bytes, deadline_ns, &save->blocks[i].block,
-				      e);
-	for (size_t i = 0; !r && i < part->n_receives && save->state == SAVE_RESERVING; i++)
-		r = take_room(save, POOL_READ, part->receives[i].bytes, deadline_ns, &save->received[i], e);
-	if (save->state != SAVE_RESERVING)
-		return error_set(e, save->error.code, "%s", save->error.text);
-	return r;
 }
 
 static struct msave *find_offered(struct groups *groups, const struct msg_g_reserve *reserve, struct mgroup **ret_group)
@@ -231,21 +139,39 @@ static struct part *remembered_part(const struct mgroup *group, const struct msg
 	return part;
 }
 
-static int reserve_for(struct msave *save, struct part **part, uint64_t save_id, uint64_t deadline_ns, struct error *e)
+static int begin_reserve(struct msave *save, struct part **part, const struct msg_g_reserve *reserve, struct error *e)
 {
-	int r;
+	_cleanup_(buf_fini) struct buf key = { 0 };
+	int r = group_key(&key, reserve->tenant, reserve->group, 0);
 
-	save->save_id = save_id;
+	save->save_id = reserve->save_id;
 	save->part = TAKE(*part);
 	save_state_move(&save->state, SAVE_RESERVING);
-	r = map_put(&save->groups->saves, view_of(&save->save_id, sizeof(save->save_id)), save);
 	if (!r)
-		r = find_ranges(save, e);
-	if (!r)
-		r = make_room(save, deadline_ns, e);
-	if (r)
-		msave_fail(save, r, e->code ? e->text : error_meaning(r));
-	return r;
+		r = map_put(&save->groups->saves, view_of(&save->save_id, sizeof(save->save_id)), save);
+	turn_init(&save->turn, hash64(key.ptr, key.len, 0));
+	return r ? r : find_ranges(save, e);
+}
+
+/* As often as the coordinator asks, until there is room. */
+static int serve_room(struct msave *save, const struct msg_g_reserve *reserve, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	const struct admit_terms terms = { .queue = reserve->queue, .room_ms = reserve->room_ms };
+	struct msg_g_reserve_reply reply = { 0 };
+	struct error full = { 0 };
+
+	save->asking = true;
+	int r = msave_admit(save, &terms, deadline_ns, &full);
+	save->asking = false;
+	if (r < 0) {
+		r = error_set(e, r, "%s", full.code ? full.text : error_meaning(r));
+		msave_fail(save, r, full.code ? full.text : error_meaning(r));
+		return r;
+	}
+	reply.full = r == ADMIT_FULL;
+	reply.words = view_str(full.text);
+	return msg_g_reserve_reply_encode(&reply, answer);
 }
 
 static int serve_reserve(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
@@ -253,13 +179,19 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 {
 	struct groups *groups = arg;
 	_cleanup_(cleanup_part_put) struct part *part = NULL;
-	struct msg_save_reply reply = { 0 };
+	struct msg_g_reserve_reply need = { .need_items = 1 };
 	struct msg_g_reserve reserve;
 	struct mgroup *group;
 	int r = msg_g_reserve_decode(body, &reserve);
+	struct msave *known = r ? NULL : msave_by_id(groups, reserve.save_id);
 
-	if (r || !reserve.save_id || msave_by_id(groups, reserve.save_id))
+	if (r || !reserve.save_id || (known && (known->state != SAVE_RESERVING || known->admitted || known->asking)))
 		return error_set(e, -EPROTO, "malformed or repeated G_RESERVE from %s", from);
+	if (known) {
+		known->refs++;
+		_cleanup_(cleanup_msave_put) struct msave *again = known;
+		return serve_room(again, &reserve, deadline_ns, answer, e);
+	}
 	struct msave *found = find_offered(groups, &reserve, &group);
 	if (reserve.cached)
 		part = remembered_part(group, &reserve);
@@ -267,9 +199,8 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 		r = parse_part(&reserve, &part, e);
 	if (r)
 		return r;
-	reply.need_items = !part;
 	if (!part)
-		return msg_save_reply_encode(&reply, answer);
+		return msg_g_reserve_reply_encode(&need, answer);
 	if (!found && part->n_blocks)
 		return error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve.step,
 				 (int)reserve.bundle.len, reserve.bundle.ptr);
@@ -280,9 +211,10 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 
 	found->refs++;
 	_cleanup_(cleanup_msave_put) struct msave *save = found;
-	r = reserve_for(save, &part, reserve.save_id, deadline_ns, e);
-	reply.save_id = save->save_id;
-	return r ? r : msg_save_reply_encode(&reply, answer);
+	r = begin_reserve(save, &part, &reserve, e);
+	if (r)
+		msave_fail(save, r, e->code ? e->text : error_meaning(r));
+	return r ? r : serve_room(save, &reserve, deadline_ns, answer, e);
 }
 
 /* ---- grants --------------------------------------------------------------------------------------------------------- */
@@ -377,7 +309,7 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 	int r = msg_g_capture_decode(body, &capture);
 	struct msave *found = r ? NULL : msave_by_id(groups, capture.save_id);
 
-	if (!found || !found->blocks || !save_state_may_move(found->state, SAVE_CAPTURING))
+	if (!found || !found->admitted || !save_state_may_move(found->state, SAVE_CAPTURING))
 		return error_set(e, -ENOENT, "no save %016" PRIx64 " to capture here", capture.save_id);
 	found->refs++;
 	_cleanup_(cleanup_msave_put) struct msave *save = found;

@@ -65,7 +65,7 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *store, st
 	map_init(&groups->coordinated);
 	map_init(&groups->saves);
 	list_init(&groups->msaves);
-	waitplace_init(&groups->admission);
+	turns_init(&groups->turns);
 	coordinator_serve(groups);
 	member_serve(groups);
 	load_serve(groups);

@@ -297,6 +297,47 @@ static int find_puts(struct groups *groups, struct list_view blocks, struct pack
 	return r == 1 ? 0 : r;
 }
 
+struct packing {
+	struct msave *save;
+	const char *key;
+	const struct pack_put *puts;
+	size_t n;
+	uint64_t deadline_ns;
+	bool over;
+	int result;
+	struct error error;
+};
+
+static int pack_run(void *arg)
+{
+	struct packing *packing = arg;
+	struct groups *groups = packing->save->groups;
+
+	packing->result = pack_write(groups->bundles, packing->key, packing->puts, packing->n, packing->deadline_ns,
+				     &packing->error);
+	packing->over = true;
+	wake_all(&packing->save->changed);
+	return 0;
+}
+
+/* Writes the pack, unless the save fails meanwhile: then its room shall come free before the store has taken all of it. */
+static int pack_while_wanted(struct packing *packing, struct error *e)
+{
+	struct msave *save = packing->save;
+	struct nursery nursery;
+
+	nursery_init(&nursery, save->groups->env->loop);
+	int r = fiber_start(&nursery, "pack", pack_run, packing);
+	while (!r && !packing->over && save->state != SAVE_FAILED)
+		r = wait_at(&save->changed, packing->deadline_ns);
+	nursery_fini(&nursery);
+	if (save->state == SAVE_FAILED)
+		return error_set(e, save->error.code, "%s", save->error.text);
+	if (packing->over && packing->result && packing->error.code)
+		return error_set(e, packing->result, "%s", packing->error.text);
+	return packing->over ? packing->result : r;
+}
+
 static int serve_upload(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 			struct error *e)
 {
@@ -314,9 +355,11 @@ static int serve_upload(void *arg, const char *from, struct view body, uint64_t 
 		return -ENOENT;
 	if (!puts || !key)
 		return -ENOMEM;
+	struct packing packing = { .save = save, .key = key, .puts = puts, .deadline_ns = deadline_ns };
 	r = find_puts(groups, msg.blocks, puts, &n, e);
+	packing.n = n;
 	if (!r)
-		r = pack_write(groups->bundles, key, puts, n, deadline_ns, e);
+		r = pack_while_wanted(&packing, e);
 	for (size_t i = 0; i < n; i++)
 		block_unpin(puts[i].block);
 	return r;

@@ -8,6 +8,7 @@
 #include "group/catalog.h"
 #include "group/group.h"
 #include "group/state.h"
+#include "group/turn.h"
 #include "plan/save.h"
 
 #define GROUPS_MAGIC	0x73706746
@@ -17,20 +18,23 @@
 /* Bundles whose last structure a group keeps, on either side: a job may save each step under a name of its own. */
 #define REMEMBERED_MAX 8
 
+#define FAILED_MAX 64
+
 struct groups {
 	uint32_t magic;
 	struct env *env;
 	struct cluster *cluster;
 	struct store *store;
 	struct bundles *bundles;
-	uint64_t token;		    /* this daemon as a holder of leases */
-	struct nursery flows;	    /* coordinators' saves and leases */
-	struct map members;	    /* struct mgroup by tenant, group, incarnation */
-	struct map coordinated;	    /* struct cgroup by tenant, group */
-	struct map saves;	    /* struct msave by save id, once it has one */
-	struct list msaves;	    /* all struct msave of this node */
-	bool admitting;		    /* one of them takes its room, */
-	struct waitplace admission; /* the others wait here for their turn */
+	uint64_t token;		     /* this daemon as a holder of leases */
+	struct nursery flows;	     /* coordinators' saves and leases */
+	struct map members;	     /* struct mgroup by tenant, group, incarnation */
+	struct map coordinated;	     /* struct cgroup by tenant, group */
+	struct map saves;	     /* struct msave by save id, once it has one */
+	struct list msaves;	     /* all struct msave of this node */
+	struct turns turns;	     /* in which they take their room */
+	uint64_t failed[FAILED_MAX]; /* ids of saves whose failure was told here last */
+	unsigned n_failed;	     /* ever */
 	struct peer_watch watch;
 };
 
@@ -200,6 +204,8 @@ struct csave {
 	struct waitplace changed;
 	struct nursery flow;	      /* holds the itinerary; cancelled to stop it */
 	int failed;		      /* why it was stopped from outside */
+	bool publishing;	      /* the root may be put any moment: it is not dropped any more */
+	bool ending;		      /* nothing stops it any more */
 	struct error error;	      /* why it was, or how it ended */
 	struct error run_error;	      /* of the itinerary: when it is stopped, that of the call that was cut short */
 	struct block_report *reports; /* one per block of the plan */
@@ -220,7 +226,13 @@ void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words);
 void save_node_lost(struct groups *groups, const char *node);
 /* Stops saves that are not captured yet, or all. */
 void save_abandon_all(struct cgroup *group, int code, const char *words, bool captured_too);
-void save_mark_failed(const struct csave *save); /* ranks that come to its step later are told why it failed */
+/* Ranks that come to its step later are told why it failed; a step that was skipped may be saved again. */
+void save_mark_failed(const struct csave *save, int code);
+/*
+ * Room for @save on @node: drops the oldest save of its group that is captured, has not begun to publish and holds something there,
+ * and waits for its end; *@ret_dropped false: there is none. 0, -ETIMEDOUT, -ECANCELED.
+ */
+int save_make_way(struct csave *save, const char *node, bool *ret_dropped, struct error *e);
 void steps_fini(struct map *steps);
 
 /* ---- save.c: the itinerary ----------------------------------------------------------------------------------------------- */

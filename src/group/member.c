@@ -22,6 +22,10 @@ void part_put(struct part *part)
 		return;
 	free(part->blocks);
 	free(part->receives);
+	for (int kind = 0; kind < POOL_KINDS; kind++) {
+		free(part->rooms[kind].bytes);
+		free(part->rooms[kind].places);
+	}
 	free(part);
 }
 
@@ -160,6 +164,7 @@ void msave_fail(struct msave *save, int code, const char *words)
 		return;
 	save_state_move(&save->state, SAVE_FAILED);
 	(void)error_set(&save->error, code, "%s", words);
+	msave_end_turn(save);
 	push_stage(save, &end);
 	wake_all(&save->changed);
 	msave_settled(save);
@@ -255,6 +260,7 @@ struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view
 	list_init(&save->group_link);
 	list_init(&save->offers);
 	waitplace_init(&save->changed);
+	turn_init(&save->turn, 0);
 	save->step = step;
 	save->bundle = view_dup(bundle);
 	save->coordinator = strdup(coordinator);
@@ -582,6 +588,16 @@ static void become_clean(struct msave *save)
 			pool_block_set_clean(save->received[i]);
 }
 
+/* A failure that is told twice must not hit the next save of its step. */
+static bool is_told(struct groups *groups, uint64_t save_id)
+{
+	for (unsigned i = 0; i < FAILED_MAX; i++)
+		if (groups->failed[i] == save_id)
+			return true;
+	groups->failed[groups->n_failed++ % FAILED_MAX] = save_id;
+	return false;
+}
+
 static int serve_stage(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 		       struct error *e)
 {
@@ -591,6 +607,8 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 
 	if (r || stage.stage >= SAVE_STATES || stage.code > INT32_MAX)
 		return error_set(e, -EPROTO, "malformed G_STAGE from %s", from);
+	if (stage.stage == SAVE_FAILED && is_told(groups, stage.save_id))
+		return 0;
 	struct msave *save = find_for_stage(groups, &stage);
 	if (!save)
 		return stage.stage == SAVE_FAILED || stage.stage == SAVE_DURABLE ? 0 : /* told before */

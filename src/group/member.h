@@ -6,6 +6,15 @@
 
 #include "group/inside.h"
 
+struct part_want {
+	uint32_t bytes, place;
+};
+struct part_room {		  /* in one arena */
+	uint32_t *bytes, *places; /* the blocks that need room, the largest first, and where they stand in the part */
+	size_t n;
+	uint64_t sum_bytes, room_bytes; /* room: with what is rounded up */
+};
+
 struct part_block { /* one block of one rank, as the plan has it */
 	uint64_t offset;
 	uint32_t block, rank, item, bytes, mode;
@@ -21,8 +30,10 @@ struct part {
 	struct part_block *blocks;     /* by rank, then block */
 	struct part_receive *receives; /* by block */
 	size_t n_blocks, n_receives;
+	struct part_room rooms[POOL_KINDS];
 };
-void part_put(struct part *part); /* accepts NULL */
+void part_put(struct part *part);	/* accepts NULL */
+int part_count_room(struct part *part); /* once its lists are there */
 
 struct mblock {		     /* beside part.blocks */
 	struct block *block; /* pinned; NULL: a check, or a hole */
@@ -61,6 +72,9 @@ struct msave {
 	struct part *part;
 	struct mblock *blocks;
 	struct block **received; /* beside part.receives; pinned */
+	bool asking;		 /* a G_RESERVE of it is under way */
+	bool admitted;		 /* blocks and received have their room */
+	struct turn turn;
 	struct waitplace changed;
 	struct error error; /* why it failed */
 };
@@ -78,6 +92,18 @@ struct moffer *msave_offer_of(struct msave *save, const struct rank *rank);
 
 /* The checked contents of a block of this save are known: indexes it, or takes the pool's equal block instead. */
 int msave_index(struct block **block, const struct digest *digest, uint32_t crc);
+
+/* Outcomes of msave_admit() beside 0 and negative errno. */
+enum {
+	ADMIT_FULL = 1, /* no room on these terms, why in the words; a save that queues keeps its turn, until it ends */
+};
+struct admit_terms {
+	bool queue;	  /* waits for its turn; else it must be free */
+	uint32_t room_ms; /* then waits so long for room */
+};
+/* Waits. Room for all of the save's part, or none of it. -ERR_EPOOL: it can never fit. May be called again after ADMIT_FULL. */
+int msave_admit(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e);
+void msave_end_turn(struct msave *save); /* it has it no more, or does not wait for it */
 
 void capture_serve(struct groups *groups);
 void holder_serve(struct groups *groups);

@@ -46,9 +46,24 @@ static void mark_step(struct cgroup *group, struct view bundle, uint64_t step, c
 	mark->code = mark->words ? why->code : 0;
 }
 
-void save_mark_failed(const struct csave *save)
+/* Nothing of the step was taken, and all its ranks have offered: it may be offered again. */
+static void forget_step(struct cgroup *group, struct view bundle, uint64_t step)
 {
-	if (save->incarnation == save->group->incarnation)
+	_cleanup_(buf_fini) struct buf key = { 0 };
+	struct step_mark *mark = step_key(&key, bundle, step) ? NULL : map_remove(&group->steps, view_buf(&key));
+
+	if (mark)
+		free(mark->words);
+	free(mark);
+}
+
+void save_mark_failed(const struct csave *save, int code)
+{
+	if (save->incarnation != save->group->incarnation)
+		return;
+	if (code == -ERR_ESKIPPED)
+		forget_step(save->group, view_str(save->bundle), save->step);
+	else
 		mark_step(save->group, view_str(save->bundle), save->step, &save->error);
 }
 
@@ -83,8 +98,8 @@ static int check_offer(const struct cgroup *group, const struct msg_g_offer *off
 		return r;
 	if (!offer->copies || offer->copies > PLAN_COPIES_MAX)
 		return error_set(e, -EINVAL, "%u copies: 1 to %d are possible", offer->copies, PLAN_COPIES_MAX);
-	if (offer->policy != POLICY_WAIT)
-		return error_set(e, -EINVAL, "policy %u is not known; this version has only \"wait\"", offer->policy);
+	if (offer->policy >= POLICIES)
+		return error_set(e, -EINVAL, "policy %u is not known", offer->policy);
 	return coordinator_whole(group, e);
 }
 
@@ -168,13 +183,13 @@ static int take_ranks(struct csave *save, const struct msg_g_offer *offer, bool 
 
 static void stop(struct csave *save, int code, const char *words)
 {
-	if (save->failed)
+	if (save->failed || save->ending)
 		return;
 	save->failed = code;
 	memset(&save->error, 0, sizeof(save->error));
 	error_set(&save->error, code, "%s", words);
 	if (save->state < SAVE_CAPTURED)
-		save_mark_failed(save); /* now: a rank may come to it before it has settled */
+		save_mark_failed(save, code); /* now: a rank may come to it before it has settled */
 	nursery_cancel(&save->flow);
 }
 
@@ -295,6 +310,49 @@ void save_node_lost(struct groups *groups, const char *node)
 				stop(save, -ERR_ENODE, text);
 		}
 	}
+}
+
+/* ---- replacing ------------------------------------------------------------------------------------------------------ */
+
+static bool holds_on(const struct csave *save, const char *node)
+{
+	for (size_t i = 0; i < save->recipe->n_nodes; i++)
+		if (!strcmp(save->recipe->nodes[i], node))
+			return save_takes_part(save, i);
+	return false;
+}
+
+/* Saves stand in the order in which they began. */
+static struct csave *oldest_undurable(const struct csave *save, const char *node)
+{
+	list_each(link, &save->group->saves) {
+		struct csave *other = list_entry(link, struct csave, link);
+
+		if (other != save && (other->state == SAVE_CAPTURED || other->state == SAVE_STAGED) && !other->failed &&
+		    !other->publishing && !other->ending && holds_on(other, node))
+			return other;
+	}
+	return NULL;
+}
+
+int save_make_way(struct csave *save, const char *node, bool *ret_dropped, struct error *e)
+{
+	struct csave *victim = oldest_undurable(save, node);
+	uint64_t deadline_ns = env_in_ms(save->group->groups->env, DRAIN_TIMEOUT_MS);
+	char words[ERROR_TEXT_MAX];
+	int r = 0;
+
+	*ret_dropped = victim;
+	if (!victim)
+		return 0;
+	snprintf(words, sizeof(words), "step %" PRIu64 " of %.200s was dropped for step %" PRIu64 " of %.200s",
+		 victim->step, victim->bundle, save->step, save->bundle);
+	victim->refs++;
+	stop(victim, -ERR_ESUPERSEDED, words);
+	while (!r && !list_empty(&victim->link))
+		r = wait_at(&victim->changed, deadline_ns);
+	csave_put(victim);
+	return r ? error_set(e, r, "the save that was dropped for it has not ended in time") : 0;
 }
 
 void save_abandon_all(struct cgroup *group, int code, const char *words, bool captured_too)

@@ -313,6 +313,7 @@ int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 	r = upload(save, version, &drafts, deadline_ns, e);
 	if (r)
 		return r;
+	save->publishing = true;
 	r = slot_publish(bundles, &save->slot, version, &fence, deadline_ns, e);
 	if (!r || r == -ERR_EUNINDEXED) {
 		save->version = version->number;

@@ -13,6 +13,9 @@
 #include "base/point.h"
 #include "group/inside.h"
 
+#define ROOM_LOOK_MS  200  /* a save that replaces others looks so often whether one may be dropped */
+#define ROOM_FREED_MS 2000 /* what was dropped may still be on its way to the store: its room comes by then */
+
 void csave_put(struct csave *save)
 {
 	if (!save || --save->refs)
@@ -189,16 +192,35 @@ static struct msg_g_reserve reserve_head(const struct csave *save)
 	};
 }
 
-/* Asks one node to make room; with @part NULL by the plan's number alone, which it may not remember: *ret_need. */
-static int ask_room(struct csave *save, size_t node, const struct node_part *part, bool *ret_need, struct error *e)
+enum { ROOM_FULL = 1 }; /* outcome of ask_room() */
+
+static int read_room(const struct csave *save, const struct fan_call *call, bool *ret_need, struct error *e)
+{
+	struct msg_g_reserve_reply reply;
+	int r = msg_g_reserve_reply_decode(view_buf(&call->answer), &reply);
+
+	if (r)
+		return r;
+	*ret_need = reply.need_items;
+	if (!reply.full)
+		return 0;
+	(void)error_set(e, -ERR_ESKIPPED, "step %" PRIu64 " of %s was skipped: node %s has no room for it now: %.*s",
+			save->step, save->bundle, call->node, (int)reply.words.len, reply.words.ptr);
+	return ROOM_FULL;
+}
+
+/* Asks one node to make room; with @part NULL by the plan's number alone, which it may not remember: *ret_need. 0, ROOM_FULL. */
+static int ask_room(struct csave *save, size_t node, const struct node_part *part, uint32_t room_ms, bool *ret_need,
+		    struct error *e)
 {
 	struct fan_call *call = fan_new(1);
 	struct msg_g_reserve reserve = reserve_head(save);
-	struct msg_save_reply reply = { 0 };
 
 	if (!call)
 		return -ENOMEM;
 	reserve.cached = !part;
+	reserve.queue = save->policy != POLICY_SKIP;
+	reserve.room_ms = room_ms;
 	if (part) {
 		reserve.blocks = list_buf_view(&part->blocks);
 		reserve.receives = list_buf_view(&part->receives);
@@ -208,9 +230,8 @@ static int ask_room(struct csave *save, size_t node, const struct node_part *par
 	if (!r)
 		r = fan_out(save->group->groups, MSG_G_RESERVE, call, 1, drain_deadline(save), e);
 	if (!r)
-		r = msg_save_reply_decode(view_buf(&call->answer), &reply);
+		r = read_room(save, call, ret_need, e);
 	fan_free(call, 1);
-	*ret_need = reply.need_items;
 	return r;
 }
 
@@ -223,30 +244,56 @@ static void parts_free(struct node_part *parts, size_t n)
 	free(parts);
 }
 
+/* The node says that it is full: drops saves of the group, or waits for one that may be dropped, until it is not. */
+static int replace_others(struct csave *save, size_t node, struct error *e)
+{
+	const char *name = save->recipe->nodes[node];
+	uint64_t deadline_ns = drain_deadline(save);
+	bool dropped, need = false;
+	int r = ROOM_FULL;
+
+	while (r == ROOM_FULL && env_now(save->group->groups->env) < deadline_ns) {
+		r = save_make_way(save, name, &dropped, e);
+		if (!r)
+			r = ask_room(save, node, NULL, dropped ? ROOM_FREED_MS : ROOM_LOOK_MS, &need, e);
+	}
+	if (r == ROOM_FULL)
+		r = error_set(e, -ETIMEDOUT, "node %s had no room for step %" PRIu64 " of %s in time", name, save->step,
+			      save->bundle);
+	return r;
+}
+
+/* One node's room. @parts: of all nodes, made when one of them does not remember its part. */
+static int reserve_node(struct csave *save, size_t node, struct node_part **parts, struct error *e)
+{
+	const struct recipe *recipe = save->recipe;
+	uint32_t room_ms = save->policy == POLICY_WAIT ? UINT32_MAX : 0;
+	bool need = !save->remembered;
+	int r = need ? 0 : ask_room(save, node, NULL, room_ms, &need, e);
+
+	if (!r && need && !*parts) {
+		*parts = calloc(recipe->n_nodes + 1, sizeof(**parts));
+		r = *parts ? list_parts(recipe, *parts) : -ENOMEM;
+	}
+	if (!r && need)
+		r = ask_room(save, node, &(*parts)[node], room_ms, &need, e);
+	if (!r && need)
+		r = error_set(e, -EPROTO, "node %s does not take its part of the plan", recipe->nodes[node]);
+	if (r != ROOM_FULL)
+		return r;
+	return save->policy == POLICY_REPLACE ? replace_others(save, node, e) : -ERR_ESKIPPED;
+}
+
 /* Node by node in the order of their names, as every save does: two groups that share nodes never wait for each other in a circle. */
 static int save_reserve(struct csave *save, struct error *e)
 {
-	const struct recipe *recipe = save->recipe;
 	struct node_part *parts = NULL;
 	int r = 0;
 
-	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		bool need = !save->remembered;
-
-		if (!save_takes_part(save, node))
-			continue;
-		if (!need)
-			r = ask_room(save, node, NULL, &need, e);
-		if (!r && need && !parts) {
-			parts = calloc(recipe->n_nodes + 1, sizeof(*parts));
-			r = parts ? list_parts(recipe, parts) : -ENOMEM;
-		}
-		if (!r && need)
-			r = ask_room(save, node, &parts[node], &need, e);
-		if (!r && need)
-			r = error_set(e, -EPROTO, "node %s does not take its part of the plan", recipe->nodes[node]);
-	}
-	parts_free(parts, recipe->n_nodes);
+	for (size_t node = 0; !r && node < save->recipe->n_nodes; node++)
+		if (save_takes_part(save, node))
+			r = reserve_node(save, node, &parts, e);
+	parts_free(parts, save->recipe->n_nodes);
 	return r;
 }
 
@@ -516,6 +563,7 @@ static int save_give_slot_back(struct csave *save, int result)
 /* Says how it ended, to everybody who still waits; gives the slot back if nothing was published. */
 static void save_settle(struct csave *save, int result)
 {
+	save->ending = true;
 	if (save->failed && save->state != SAVE_DURABLE)
 		result = save->failed;
 	else
@@ -527,7 +575,7 @@ static void save_settle(struct csave *save, int result)
 	if (result == -ERR_EUNINDEXED)
 		enter(save, SAVE_DURABLE);
 	else if (result)
-		enter(save, SAVE_FAILED), save_mark_failed(save);
+		enter(save, SAVE_FAILED), save_mark_failed(save, result);
 	logm(result ? LOG_WARN : LOG_INFO, "save.end",
 	     "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " state=%s version=%" PRIu64 " words=\"%s\"",
 	     save->save_id, save->group->name, save->bundle, save->step, save_state_name(save->state), save->version,
@@ -555,6 +603,7 @@ int save_life(void *arg)
 		r = -ECANCELED;
 	save_settle(save, r);
 	list_remove(&save->link);
+	wake_all(&save->changed);
 	csave_put(save);
 	return 0;
 }

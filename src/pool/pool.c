@@ -305,6 +305,14 @@ int pool_block_new(struct pool *pool, enum pool_kind kind, uint32_t bytes, struc
 	return 0;
 }
 
+/* Nobody is told: who tries again whenever room comes would do so without end. */
+static void take_back(struct block *block)
+{
+	space_of(block)->used_bytes -= room_of(block->bytes);
+	block->pins = 0;
+	block_free(block);
+}
+
 static int blocks_try(struct pool *pool, enum pool_kind kind, const uint32_t *bytes, size_t n, struct block **ret)
 {
 	size_t at = 0;
@@ -313,7 +321,7 @@ static int blocks_try(struct pool *pool, enum pool_kind kind, const uint32_t *by
 	while (at < n && !(r = pool_block_new(pool, kind, bytes[at], &ret[at])))
 		at++;
 	while (r && at)
-		block_unpin(ret[--at]);
+		take_back(ret[--at]);
 	return r;
 }
 

@@ -319,6 +319,22 @@ static void the_listener_is_told_later_and_once_for_many(void **state)
 	block_unpin(new_block(POOL_READ, 100)); /* and a pool may end before it could tell */
 }
 
+static void a_try_in_vain_is_no_news(void **state)
+{
+	const uint32_t sizes[] = { 400 * KIB, 300 * KIB };
+	struct block *low = new_block(POOL_READ, 256 * KIB), *middle = new_block(POOL_READ, 256 * KIB), *blocks[2];
+
+	block_unpin(low);
+	loop_turn(env.loop);
+	rooms = 0;
+	pool_on_room(pool, count_room, NULL);
+	assert_int_equal(pool_blocks_new(pool, POOL_READ, sizes, 2, blocks), POOL_FULL);
+	loop_turn(env.loop);
+	assert_int_equal(rooms, 0);
+	assert_int_equal(stats().used_bytes[POOL_READ], 256 * KIB);
+	block_unpin(middle);
+}
+
 /* ---- property: whatever happens, bytes stay what they were and the sums are right ---- */
 
 #define LIVE 200
@@ -565,6 +581,7 @@ int main(void)
 		TEST(a_digest_is_known_once_a_kind_and_the_read_arena_is_given_first),
 		TEST(a_forgotten_block_is_not_found_and_ends_with_its_pins),
 		TEST(the_listener_is_told_later_and_once_for_many),
+		TEST(a_try_in_vain_is_no_news),
 		TEST(blocks_come_all_or_none),
 		TEST(the_room_of_small_blocks_counts_whole_slabs),
 		TEST(blocks_that_stood_around_the_cache_are_placed_again),

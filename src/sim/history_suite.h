@@ -26,30 +26,32 @@
 #define TENANT	    "default"
 
 /* Counted over all seeds; none may stay at 0. */
-#define DEED_TABLE(X)                                              \
-	X(SAVE_DURABLE, "a rank was told durable")                 \
-	X(SAVE_FAILED, "a rank was told that a save failed")       \
-	X(SAVE_UNINDEXED, "a save was published but not indexed")  \
-	X(SAVE_CANCELLED, "a rank cancelled a save")               \
-	X(REPLICA_REFUSED, "replicas that differ failed a save")   \
-	X(REPLICA_DIVERGED, "replicas differed beyond the sample") \
-	X(STEP_REFUSED, "a step was saved twice")                  \
-	X(POOL_REFUSED, "a save was larger than a pool")           \
-	X(LOAD_GROUPED, "a grouped load gave what was saved")      \
-	X(LOAD_ALONE, "an ungrouped load gave what was saved")     \
-	X(LOAD_FAILED, "a load failed")                            \
-	X(LABEL_SET, "a label was moved")                          \
-	X(VERSION_DELETED, "a version was deleted")                \
-	X(LISTED, "versions were listed")                          \
-	X(RUN_OVERTAKEN, "a run began while the last one lived")   \
-	X(NODE_KILLED, "a node was killed at some time")           \
-	X(NODE_KILLED_AT_POINT, "a node was killed at a point")    \
-	X(NODE_STOPPED, "a node was stopped in order")             \
-	X(CLIENT_KILLED, "a client was killed")                    \
-	X(STORE_LOST_POWER, "the shared store lost power")         \
-	X(ENGINE_LOST, "the meta engine lost all and was rebuilt") \
-	X(DAMAGE_FOUND, "verify found a rotten byte")              \
-	X(HISTORY_CALM, "a history without faults, in which all must succeed")
+#define DEED_TABLE(X)                                                          \
+	X(SAVE_DURABLE, "a rank was told durable")                             \
+	X(SAVE_FAILED, "a rank was told that a save failed")                   \
+	X(SAVE_UNINDEXED, "a save was published but not indexed")              \
+	X(SAVE_CANCELLED, "a rank cancelled a save")                           \
+	X(REPLICA_REFUSED, "replicas that differ failed a save")               \
+	X(REPLICA_DIVERGED, "replicas differed beyond the sample")             \
+	X(STEP_REFUSED, "a step was saved twice")                              \
+	X(POOL_REFUSED, "a save was larger than a pool")                       \
+	X(LOAD_GROUPED, "a grouped load gave what was saved")                  \
+	X(LOAD_ALONE, "an ungrouped load gave what was saved")                 \
+	X(LOAD_FAILED, "a load failed")                                        \
+	X(LABEL_SET, "a label was moved")                                      \
+	X(VERSION_DELETED, "a version was deleted")                            \
+	X(LISTED, "versions were listed")                                      \
+	X(RUN_OVERTAKEN, "a run began while the last one lived")               \
+	X(NODE_KILLED, "a node was killed at some time")                       \
+	X(NODE_KILLED_AT_POINT, "a node was killed at a point")                \
+	X(NODE_STOPPED, "a node was stopped in order")                         \
+	X(CLIENT_KILLED, "a client was killed")                                \
+	X(STORE_LOST_POWER, "the shared store lost power")                     \
+	X(ENGINE_LOST, "the meta engine lost all and was rebuilt")             \
+	X(DAMAGE_FOUND, "verify found a rotten byte")                          \
+	X(HISTORY_CALM, "a history without faults, in which all must succeed") \
+	X(SAVE_SKIPPED, "a save was skipped for want of room")                 \
+	X(SAVE_SUPERSEDED, "a save was dropped for a newer one")
 
 enum deed {
 #define X(name, text) DEED_##name,
@@ -71,16 +73,20 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	unsigned id; /* from 1; the version's attribute "save" */
 	unsigned bundle;
 	uint32_t ranks, copies, n_items;
+	enum save_policy policy;
 	uint64_t step, structure, content;
 	bool hinted, again; /* again: its step was offered before */
 	int liar;	    /* the rank whose replica has another byte; -1: none */
 	uint64_t version;   /* 0: not known to be published */
 	bool durable;	    /* somebody was told so */
-	bool shown;	    /* somebody saw it */
-	bool dying;	    /* deletion was asked for */
-	uint64_t gone_ns;   /* when it was confirmed; 0: it was not */
-	bool wanted;	    /* ranks are about to load it: nobody deletes it */
-	bool rotten;	    /* a stored byte was changed */
+	bool captured;	    /* and so on */
+	bool skipped;
+	bool superseded;
+	bool shown;	  /* somebody saw it */
+	bool dying;	  /* deletion was asked for */
+	uint64_t gone_ns; /* when it was confirmed; 0: it was not */
+	bool wanted;	  /* ranks are about to load it: nobody deletes it */
+	bool rotten;	  /* a stored byte was changed */
 };
 
 struct item {
@@ -94,6 +100,7 @@ struct item {
 
 struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step, uint32_t ranks, uint64_t structure);
 struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t number); /* NULL: not known */
+#define TRUTH_HALF_POOL 32		      /* structure % 64: two such saves do not fit into a small pool at once */
 bool truth_is_large(const struct attempt *a); /* its first item is a replica of which samples see a part */
 bool truth_lies(const struct attempt *a);     /* replicas differ */
 /* The item as @rank offers it, and its boxes there: how many. */
@@ -106,6 +113,8 @@ bool truth_equals(const struct attempt *a, const struct item *item, const struct
 struct attempt *truth_seen(struct client *c, unsigned bundle, uint64_t number, uint64_t step,
 			   struct list_view attributes);
 void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable);
+/* A rank was told that it is captured (0), or how it ended: what all its ranks are told must go together. */
+void truth_told(struct history *h, struct attempt *a, int r);
 
 /* ---- client_suite.c ---- */
 

@@ -11,6 +11,7 @@
 #include "sim/inside.h"
 
 #define PACE_MS	      400 /* between two steps, at most */
+#define PRESSING_MS   4	  /* where saves press each other */
 #define CONNECT_TRIES 40
 #define CONNECT_MS    500
 #define JOIN_MS	      30000
@@ -40,6 +41,7 @@ struct run {
 	struct history *h;
 	char run[16];
 	uint32_t n_ranks, copies;
+	bool pressing; /* large saves, fast one after the other, with any policy */
 	unsigned n_steps, bundle;
 	uint64_t structure, first_step;
 	bool must; /* nothing stands in its way: all must succeed */
@@ -118,6 +120,15 @@ static void save_over(struct saving *s)
 	free(s);
 }
 
+/* A step is saved once: a second try is good only if the first was skipped, or failed and nobody was told anything else. */
+static const struct attempt *first_durable(const struct history *h, const struct attempt *a)
+{
+	for (unsigned i = 0; i + 1 < a->id; i++)
+		if (h->attempts[i]->bundle == a->bundle && h->attempts[i]->step == a->step && h->attempts[i]->durable)
+			return h->attempts[i];
+	return NULL;
+}
+
 static void note_end(struct saving *s, int r)
 {
 	struct history *h = s->rank->job->h;
@@ -127,19 +138,26 @@ static void note_end(struct saving *s, int r)
 		if (truth_lies(a) && !a->hinted)
 			history_fail(h, "save %u is durable, and its replicas differ", a->id);
 		truth_published(h, a, core_save_version(s->save), true);
+		if (first_durable(h, a))
+			history_fail(h, "save %u and save %u of one step are durable", first_durable(h, a)->id, a->id);
 		const struct core_stats *stats = core_save_stats(s->save);
 		for (size_t i = 0; i < stats->n; i++)
 			if (strcmp(stats->stats[i].name, "diverged_blocks") == 0 && stats->stats[i].value)
 				history_deed(h, DEED_REPLICA_DIVERGED);
 	}
-	history_deed(h, !r		     ? DEED_SAVE_DURABLE :
-			s->cancelled	     ? DEED_SAVE_CANCELLED :
-			r == -ERR_EREPLICA   ? DEED_REPLICA_REFUSED :
-			r == -ERR_ESTEP	     ? DEED_STEP_REFUSED :
-			r == -ERR_EPOOL	     ? DEED_POOL_REFUSED :
-			r == -ERR_EUNINDEXED ? DEED_SAVE_UNINDEXED :
-					       DEED_SAVE_FAILED);
-	bool expected = !r || s->cancelled || a->again || r == -ERR_EREPLICA || r == -ERR_EPOOL;
+	if (r)
+		truth_told(h, a, r);
+	history_deed(h, !r		      ? DEED_SAVE_DURABLE :
+			r == -ERR_ESKIPPED    ? DEED_SAVE_SKIPPED :
+			r == -ERR_ESUPERSEDED ? DEED_SAVE_SUPERSEDED :
+			s->cancelled	      ? DEED_SAVE_CANCELLED :
+			r == -ERR_EREPLICA    ? DEED_REPLICA_REFUSED :
+			r == -ERR_ESTEP	      ? DEED_STEP_REFUSED :
+			r == -ERR_EPOOL	      ? DEED_POOL_REFUSED :
+			r == -ERR_EUNINDEXED  ? DEED_SAVE_UNINDEXED :
+						DEED_SAVE_FAILED);
+	bool expected = !r || s->cancelled || a->again || r == -ERR_EREPLICA || r == -ERR_EPOOL || r == -ERR_ESKIPPED ||
+			r == -ERR_ESUPERSEDED; /* truth_told() has looked at these */
 	if (r == -ERR_EREPLICA && a->liar < 0 && !a->again)
 		history_fail(h, "save %u: equal replicas are called different", a->id);
 	if (s->rank->job->must && !expected && r != -ECANCELED)
@@ -160,8 +178,10 @@ static int follow(void *arg)
 		if (!r)
 			world_tell(s->rank->job->h->world, s->rank->client.env, "save %u is %s", s->attempt->id,
 				   names[stage]);
-		if (!r && stage == CORE_CAPTURED)
+		if (!r && stage == CORE_CAPTURED) {
+			truth_told(s->rank->job->h, s->attempt, 0);
 			drop_parts(s);
+		}
 	}
 	if (!fiber_cancelled())
 		note_end(s, r);
@@ -182,6 +202,7 @@ static int begin_save(struct rank *k, struct step *step)
 	struct core_save_options options = { .bundle = view_str(bundle_names[a->bundle]),
 					     .step = a->step,
 					     .copies = a->copies,
+					     .policy = a->policy,
 					     .same_structure = a->hinted,
 					     .attributes = list_buf_view(&attributes) };
 	*s = (struct saving){ .rank = k, .attempt = a };
@@ -231,6 +252,19 @@ static struct attempt *known_version(struct history *h, unsigned bundle)
 	return found;
 }
 
+/* Some are large, or as good as as large as a small pool, or larger than any. */
+static uint64_t draw_structure(const struct run *job)
+{
+	struct world *w = job->h->world;
+	uint64_t structure = world_random(w, UINT64_MAX);
+
+	if (job->pressing)
+		return (structure & ~UINT64_C(63)) | TRUTH_HALF_POOL;
+	if (world_random(w, 4))
+		return structure;
+	return structure & ~(world_random(w, 4) ? UINT64_C(7) : UINT64_C(63));
+}
+
 /* The first rank that comes to a step says what it is about. */
 static void draw_step(struct run *job, unsigned i)
 {
@@ -250,16 +284,15 @@ static void draw_step(struct run *job, unsigned i)
 	uint64_t number = job->first_step + i;
 	bool again = !job->must && i && job->steps[i - 1].kind == STEP_SAVE && world_random(h->world, 10) == 0;
 	if (again)
-		number = job->steps[i - 1].attempt->step; /* once more, which is refused */
+		number = job->steps[i - 1].attempt->step; /* once more: refused, unless it was skipped */
 	if (!same)
-		job->structure = world_random(h->world, UINT64_MAX) & ~(world_random(h->world, 4) ? 0 :
-									world_random(h->world, 4) ? UINT64_C(7) :
-												    UINT64_C(63));
+		job->structure = draw_structure(job);
 	step->attempt = truth_attempt(h, job->bundle, number, job->n_ranks, job->structure);
 	step->attempt->hinted = same && world_random(h->world, 4) != 0;
 	step->attempt->copies = job->copies;
+	step->attempt->policy = job->pressing ? (enum save_policy)world_random(h->world, POLICIES) : POLICY_WAIT;
 	step->attempt->again = again;
-	if (job->n_ranks > 1 && world_random(h->world, truth_is_large(step->attempt) ? 2 : 12) == 0)
+	if (job->n_ranks > 1 && world_random(h->world, truth_is_large(step->attempt) && !job->pressing ? 2 : 12) == 0)
 		step->attempt->liar = (int)world_random(h->world, job->n_ranks);
 }
 
@@ -319,7 +352,7 @@ static int walk_steps(struct rank *k)
 	if (!r)
 		r = join(k);
 	for (unsigned i = 0; !r && i < job->n_steps; i++) {
-		r = history_sleep(job->h, PACE_MS);
+		r = history_sleep(job->h, job->pressing ? PRESSING_MS : PACE_MS);
 		if (r)
 			break;
 		draw_step(job, i);
@@ -364,12 +397,13 @@ static void draw_job(struct run *job, struct history *h, bool must)
 	job->must = must;
 	snprintf(job->run, sizeof(job->run), "run-%u", ++h->n_runs);
 	job->n_ranks = 1 + (uint32_t)world_random(w, RANKS_MAX);
-	job->n_steps = 1 + (unsigned)world_random(w, STEPS_MAX);
+	job->pressing = world_random(w, 3) == 0;
+	job->n_steps = job->pressing ? STEPS_MAX : 1 + (unsigned)world_random(w, STEPS_MAX);
 	job->bundle = (unsigned)world_random(w, BUNDLES);
 	job->first_step = 10 * h->n_runs;
 	job->copies = 1 + (uint32_t)world_random(w, h->n_nodes < 3 ? h->n_nodes : 3);
 	for (unsigned i = 0; i < job->n_steps; i++)
-		job->steps[i].kind = world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
+		job->steps[i].kind = job->pressing || world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
 	if (must)
 		job->steps[0].kind = STEP_SAVE;
 }

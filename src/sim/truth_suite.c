@@ -57,8 +57,11 @@ struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
 		item.bits = 8;
 	if (truth_is_large(a) && i == 0) { /* more than the sample looks at */
 		item.bits = 8;
+		uint64_t kind = a->structure % 64; /* 0: more than a pool has */
 		item.whole = (struct box){ .ndim = 1,
-					   .count = { a->structure % 64 ? 400000 : 5000000 } }; /* or than a pool has */
+					   .count = { !kind		      ? 5000000 :
+						      kind == TRUTH_HALF_POOL ? 600000 :
+										400000 } };
 	}
 	bool zero = trait(a, i, 8, 6) == 0;
 	item.seed = zero ? 0 : mix(a->content, i) | 1;
@@ -213,6 +216,32 @@ struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t numbe
 	return NULL;
 }
 
+/* A later save of the job that may drop others. */
+static bool may_be_replaced(const struct history *h, const struct attempt *a)
+{
+	for (unsigned i = a->id; i < h->n_attempts; i++)
+		if (h->attempts[i]->policy == POLICY_REPLACE)
+			return true;
+	return false;
+}
+
+void truth_told(struct history *h, struct attempt *a, int r)
+{
+	a->captured |= r == 0;
+	a->skipped |= r == -ERR_ESKIPPED;
+	a->superseded |= r == -ERR_ESUPERSEDED;
+	if (a->skipped && (a->captured || a->version || a->policy != POLICY_SKIP))
+		history_fail(h, "save %u was skipped, and %s", a->id,
+			     a->version	 ? "is published" :
+			     a->captured ? "a rank was told captured" :
+					   "never wanted to be");
+	if (a->superseded && (a->durable || !may_be_replaced(h, a) || (a->version && h->calm)))
+		history_fail(h, "save %u was dropped, and %s", a->id,
+			     a->durable ? "was durable" :
+			     a->version ? "is published" :
+					  "there is no newer one");
+}
+
 void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable)
 {
 	struct attempt *other = truth_version(h, a->bundle, number);
@@ -222,6 +251,9 @@ void truth_published(struct history *h, struct attempt *a, uint64_t number, bool
 			     number, other ? "save " : "no save: ", other ? other->id : 0, a->version);
 	a->version = number;
 	a->durable |= durable;
+	if (a->skipped || (a->superseded && (durable || h->calm)))
+		history_fail(h, "save %u is version %" PRIu64 ", and a rank was told that it was %s", a->id, number,
+			     a->skipped ? "skipped" : "dropped");
 }
 
 struct attempt *truth_seen(struct client *c, unsigned bundle, uint64_t number, uint64_t step,

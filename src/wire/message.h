@@ -52,7 +52,7 @@
 	X(67, G_OFFER) /* msg_g_offer -> msg_save_reply */                                   \
 	X(68, G_LOST)  /* msg_g_lost -> empty: a rank of this node is gone */                \
 	X(69, G_WANT)  /* msg_g_want -> msg_g_want_reply: the node's steps of a grouped load */ \
-	X(70, G_RESERVE) /* msg_g_reserve -> msg_save_reply. From the coordinator, as the next ones */ \
+	X(70, G_RESERVE) /* msg_g_reserve -> msg_g_reserve_reply. From the coordinator, as the next ones */ \
 	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                          \
 	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
 	X(73, G_COPY)  /* msg_g_copy -> empty */                                             \
@@ -184,13 +184,16 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 /*
  * A node's part of the plan: what its ranks capture or check, and what it will receive as copies; room is made for all of it. When
  * `cached` is 1 the lists are empty and the node takes those that it remembers under the number `plan`, or answers need_items = 1.
+ * queue: wait for the turn, behind other saves; room_ms: then for room. `full`: there was none, why in words; the coordinator may ask
+ * again by the save_id, and who queued keeps its turn until then.
  * block: number in the save's plan. mode: CAPTURE_COPY, CAPTURE_CHECK (a replica that is only hashed).
  */
 #define ELEM_g_block(F)	  F(u32, block) F(u32, rank) F(u32, item) F(u64, offset) F(u32, bytes) F(u32, mode)
 #define ELEM_g_receive(F) F(u32, block) F(u32, bytes)
 #define MSG_g_reserve(F)                                                                                           \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) \
-	F(u32, cached) F(list, blocks) F(list, receives)
+	F(u32, cached) F(list, blocks) F(list, receives) F(u32, queue) F(u32, room_ms)
+#define MSG_g_reserve_reply(F) F(u32, need_items) F(u32, full) F(str, words)
 #define MSG_g_capture(F) F(u64, save_id) F(u32, hinted)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled)
@@ -216,9 +219,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 enum item_flags { ITEM_LOWEST_WINS = 1 };    /* the lowest rank's bytes count, others are not looked at */
 enum save_flags { SAVE_SAME_STRUCTURE = 1 }; /* HINT */
-enum save_policy { POLICY_WAIT };
-enum grant_mode { GRANT_FULL, GRANT_HINTED }; /* hinted: copy and sample, no digests */
-enum filled_flags { FILLED_ZERO = 1 };	      /* every byte is 0: a hole */
+enum save_policy { POLICY_WAIT, POLICY_SKIP, POLICY_REPLACE, POLICIES }; /* when there is no room */
+enum grant_mode { GRANT_FULL, GRANT_HINTED };				 /* hinted: copy and sample, no digests */
+enum filled_flags { FILLED_ZERO = 1 };					 /* every byte is 0: a hole */
 enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 
 /* clang-format off */
@@ -227,7 +230,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(arena) X(stage) X(open) X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list)   \
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
-	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove)
+	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)

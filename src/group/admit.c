@@ -1,0 +1,176 @@
+/*
+ * group/admit.c: a node makes room for its part of a save, in turn, or says that it has none.
+ *
+ * A save gets all of its room in an arena or none, and one save at a time has the turn (turn.h). Who has it waits for saves alone that
+ * hold all of theirs and drain; so a share that an empty arena holds gets its room, whatever has been before. Captures come first: for
+ * that arena nobody but saves asks.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "group/member.h"
+
+/* ---- what it takes ---------------------------------------------------------------------------------------------------- */
+
+static int larger_first(const void *a, const void *b)
+{
+	const struct part_want *x = a, *y = b;
+
+	if (x->bytes != y->bytes)
+		return x->bytes > y->bytes ? -1 : 1;
+	return (x->place > y->place) - (x->place < y->place);
+}
+
+/* From @wants, which it sorts. */
+static int list_room(struct part_want *wants, size_t n, struct part_room *room)
+{
+	qsort(wants, n, sizeof(*wants), larger_first);
+	room->bytes = calloc(n + 1, sizeof(*room->bytes));
+	room->places = calloc(n + 1, sizeof(*room->places));
+	if (!room->bytes || !room->places)
+		return -ENOMEM;
+	for (room->n = 0; room->n < n; room->n++) {
+		room->bytes[room->n] = wants[room->n].bytes;
+		room->places[room->n] = wants[room->n].place;
+		room->sum_bytes += wants[room->n].bytes;
+	}
+	return pool_room_of(room->bytes, n, &room->room_bytes);
+}
+
+int part_count_room(struct part *part)
+{
+	size_t most = part->n_blocks > part->n_receives ? part->n_blocks : part->n_receives, n = 0;
+	_cleanup_(cleanup_mem) struct part_want *wants = calloc(most + 1, sizeof(*wants));
+
+	if (!wants)
+		return -ENOMEM;
+	for (size_t i = 0; i < part->n_blocks; i++)
+		if (part->blocks[i].mode == CAPTURE_COPY)
+			wants[n++] = (struct part_want){ part->blocks[i].bytes, (uint32_t)i };
+	int r = list_room(wants, n, &part->rooms[POOL_CAPTURE]);
+	for (size_t i = 0; i < part->n_receives; i++)
+		wants[i] = (struct part_want){ part->receives[i].bytes, (uint32_t)i };
+	return r ? r : list_room(wants, part->n_receives, &part->rooms[POOL_READ]);
+}
+
+/* What can never fit is refused at once: waiting for room would not end. */
+static int check_room(const struct msave *save, struct error *e)
+{
+	for (int kind = 0; kind < POOL_KINDS; kind++) {
+		const struct part_room *room = &save->part->rooms[kind];
+		uint64_t most = pool_arena(store_pool(save->groups->store), kind)->size;
+
+		if (room->room_bytes > most)
+			return error_set(e, -ERR_EPOOL,
+					 "the share of node %s in step %" PRIu64 " of %s is %" PRIu64
+					 " bytes to %s, which take %" PRIu64 "; its pool has %" PRIu64 " for that",
+					 cluster_node(save->groups->cluster), save->step, save->bundle, room->sum_bytes,
+					 kind == POOL_CAPTURE ? "capture" : "receive", room->room_bytes, most);
+	}
+	return 0;
+}
+
+/* ---- the turn --------------------------------------------------------------------------------------------------------- */
+
+void msave_end_turn(struct msave *save)
+{
+	struct turn *next = turn_leave(&save->groups->turns, &save->turn);
+
+	if (next)
+		wake_all(&container_of(next, struct msave, turn)->changed);
+}
+
+static int wait_turn(struct msave *save, uint64_t deadline_ns, struct error *e)
+{
+	int r = 0;
+
+	while (!r && save->state == SAVE_RESERVING && !turn_take(&save->groups->turns, &save->turn))
+		r = wait_at(&save->changed, deadline_ns);
+	if (r)
+		return error_set(e, r, "step %" PRIu64 " of %s: the saves before it have not got their room in time",
+				 save->step, save->bundle);
+	return 0;
+}
+
+/* ---- the room --------------------------------------------------------------------------------------------------------- */
+
+static bool is_wanted(const void *arg)
+{
+	return ((const struct msave *)arg)->state == SAVE_RESERVING;
+}
+
+static void drop_room(struct block **blocks, size_t n)
+{
+	for (size_t i = 0; blocks && i < n; i++)
+		block_unpin(blocks[i]);
+	free(blocks);
+}
+
+static int take_kind(struct msave *save, enum pool_kind kind, uint64_t until_ns, struct block ***ret, struct error *e)
+{
+	const struct part_room *room = &save->part->rooms[kind];
+	struct room_ask ask = { .kind = kind, .bytes = room->bytes, .n = room->n, .wanted = is_wanted, .arg = save };
+	struct block **blocks = calloc(room->n + 1, sizeof(*blocks));
+	int r = blocks ? 0 : -ENOMEM;
+
+	if (!r && room->n)
+		r = store_blocks_new(save->groups->store, &ask, until_ns, blocks, e);
+	if (r)
+		free(blocks);
+	else
+		*ret = blocks;
+	return r;
+}
+
+static int take_room(struct msave *save, uint64_t until_ns, struct error *e)
+{
+	const struct part_room *rooms = save->part->rooms;
+	struct block **taken[POOL_KINDS] = { NULL };
+	int r = take_kind(save, POOL_CAPTURE, until_ns, &taken[POOL_CAPTURE], e);
+
+	if (!r)
+		r = take_kind(save, POOL_READ, until_ns, &taken[POOL_READ], e);
+	if (!r) {
+		save->blocks = calloc(save->part->n_blocks + 1, sizeof(*save->blocks));
+		save->received = calloc(save->part->n_receives + 1, sizeof(struct block *));
+		r = save->blocks && save->received ? 0 : -ENOMEM;
+	}
+	for (size_t i = 0; !r && i < rooms[POOL_CAPTURE].n; i++)
+		save->blocks[rooms[POOL_CAPTURE].places[i]].block = TAKE(taken[POOL_CAPTURE][i]);
+	for (size_t i = 0; !r && i < rooms[POOL_READ].n; i++)
+		save->received[rooms[POOL_READ].places[i]] = TAKE(taken[POOL_READ][i]);
+	for (int kind = 0; kind < POOL_KINDS; kind++)
+		drop_room(taken[kind], taken[kind] ? rooms[kind].n : 0);
+	save->admitted = !r;
+	return r;
+}
+
+/* 0; ADMIT_FULL. A failure of the save, which its end has told the ranks, is returned as it is. */
+static int try_room(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e)
+{
+	uint64_t until_ns = terms->room_ms ? env_in_ms(save->groups->env, terms->room_ms) : 0;
+	int r = 0;
+
+	if (!terms->queue && save->groups->turns.now) {
+		(void)error_set(e, -ETIMEDOUT, "other saves wait for room");
+		return ADMIT_FULL;
+	}
+	r = wait_turn(save, deadline_ns, e);
+	if (!r && save->state == SAVE_RESERVING)
+		r = take_room(save, until_ns < deadline_ns ? until_ns : deadline_ns, e);
+	if (save->state != SAVE_RESERVING)
+		return error_set(e, save->error.code, "%s", save->error.text);
+	return r == -ETIMEDOUT && until_ns < deadline_ns ? ADMIT_FULL : r;
+}
+
+int msave_admit(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e)
+{
+	int r = check_room(save, e);
+
+	if (!r)
+		r = try_room(save, terms, deadline_ns, e);
+	if (r != ADMIT_FULL || !terms->queue)
+		msave_end_turn(save);
+	return r;
+}
