@@ -123,7 +123,7 @@ def frame(kind, flags, body, request=7, group=0, epoch=0, deadline_ms=5000, payl
 # ---- records (section 4) --------------------------------------------------------------------------------------------
 
 SAVE = 0x0123456789ABCDEF
-KINDS = {1: b"FBRT", 2: b"FBTS", 3: b"FBSL", 4: b"FBLB", 5: b"FBGN", 6: b"FBIT", 7: b"FBBK", 8: b"FBPK"}
+KINDS = {1: b"FBRT", 2: b"FBTS", 3: b"FBSL", 4: b"FBLB", 5: b"FBGN", 6: b"FBIT", 7: b"FBBK", 8: b"FBPK", 9: b"FBRU", 10: b"FBFL"}
 
 
 def head(kind, body_bytes, number, part=0, save=SAVE, epoch=3, incarnation=2, generation=5):
@@ -192,11 +192,13 @@ def version():
         "blocks": blocks,
         "root": record(1, names + u64(1200) + u64(3) + u64(2) + u64(3) + u64(3) + u64(whole) + u64(len(raw)) +
                        attributes + packs + segs, 4),
-        "deleted": record(2, names + u32(2) + packs + segs, 4),
-        "burned": record(2, names + u32(1) + listed() + listed(), 4),
-        "slot": record(3, names + u64(3) + text(NODE), 4),
+        "deleted": record(2, names + u32(2) + packs + segs + u32(1), 4),
+        "burned": record(2, names + u32(1) + listed() + listed() + u32(0), 4),
+        "slot": record(3, names + u64(3) + text(NODE) + text("g/local\0job"), 4),
         "label": record(4, names + text("prod") + u64(4), 9),
         "generation": record(5, text("cluster-1"), 5),
+        "rule": record(9, names + u64(3) + u64(10), 2),
+        "floor": record(10, names, 7),
     }
 
 
@@ -222,7 +224,7 @@ def main():
     # The decoder's number in fuzz/record.c, then a body.
     for number, name in enumerate(("root", "deleted", "slot", "label", "generation", "items")):
         write("record", f"body-{name}", u8(number) + objects[name][64:-32])
-    write("record", "entry", u8(15) + objects["blocks"][64:128])
+    write("record", "entry", u8(17) + objects["blocks"][64:128])
     write("frame", "hello", frame(1, 0, u8(1) + u32(1) + u32(1) + u64(0) + text("c") + u32(1) + text(NODE) + u64(9)))
     write("frame", "failure", frame(24, 1 | 2, u32(4100) + text("damaged"), generation=0, deadline_ms=0))
     write("frame", "chunk", frame(65, 0, b"", request=9, group=1 << 20, epoch=3 << 20, payload=8, deadline_ms=0) + SMALL)

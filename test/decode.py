@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-MAX_SIZE = {1: 1 << 20, 2: 1 << 20, 3: 4096, 4: 4096, 5: 4096, 6: 16 << 20, 7: 16 << 20, 8: 2 << 30}
-MAGIC = {1: b"FBRT", 2: b"FBTS", 3: b"FBSL", 4: b"FBLB", 5: b"FBGN", 6: b"FBIT", 7: b"FBBK", 8: b"FBPK"}
-ROOT, TOMBSTONE, SLOT, LABEL, GENERATION, ITEMS, BLOCKS, PACK = MAGIC
+MAX_SIZE = {1: 1 << 20, 2: 1 << 20, 3: 4096, 4: 4096, 5: 4096, 6: 16 << 20, 7: 16 << 20, 8: 2 << 30, 9: 4096, 10: 4096}
+MAGIC = {1: b"FBRT", 2: b"FBTS", 3: b"FBSL", 4: b"FBLB", 5: b"FBGN", 6: b"FBIT", 7: b"FBBK", 8: b"FBPK", 9: b"FBRU", 10: b"FBFL"}
+ROOT, TOMBSTONE, SLOT, LABEL, GENERATION, ITEMS, BLOCKS, PACK, RULE, FLOOR = MAGIC
 HEAD, DIGEST, ENTRY, TRAILER, PACK_HEAD = 64, 32, 64, 64, 4096
 HOLE_PACK = 0xFFFFFFFF
 BIG, BIG_ALIGN, SMALL_ALIGN = 64 << 10, 4096, 64
@@ -345,7 +345,7 @@ def describe(key: str, data: bytes) -> str:
         head, body = open_record(data, GENERATION)
         need(head.number == head.generation == int(match[1]), f"{key} is another generation")
         return f"generation {head.number} of {body.str().decode()}"
-    match = re.fullmatch(r"t/([^/]+)/b/([^/]+)/(v|p|l)/(.+)", key)
+    match = re.fullmatch(r"t/([^/]+)/b/([^/]+)/(v|p|l|r|floor)/(.+)", key)
     need(match, f"{key} is no key of ours")
     tenant, bundle, family, rest = decode(match[1]), decode(match[2]), match[3], match[4]
     if family == "p":
@@ -357,6 +357,12 @@ def describe(key: str, data: bytes) -> str:
         named = [body.str().decode() for _ in range(3)]
         need((named, head.number) == ([tenant, bundle, decode(label)], int(move)), f"{key} is another move")
         return f"label {decode(label)} to {body.u64()}"
+    if family in ("r", "floor"):
+        need(re.fullmatch(r"[0-9]{20}", rest), f"{key} is no key of ours")
+        head, body = open_record(data, RULE if family == "r" else FLOOR)
+        named = [body.str().decode() for _ in range(2)]
+        need((named, head.number) == ([tenant, bundle], int(rest)), f"{key} is another's")
+        return f"floor {int(rest)}" if family == "floor" else f"rule: the last {body.u64()}, each {body.u64()}th"
     number, last = re.fullmatch(r"([0-9]{20})/([^/]+)", rest).groups()
     if segment := re.fullmatch(r"([0-9a-f]{16})-(items|blocks)-(0|[1-9][0-9]*)", last):
         head, body = open_record(data, ITEMS if segment[2] == "items" else BLOCKS)

@@ -34,7 +34,9 @@
 	X(5, GENERATION, "FBGN", RECORD_SMALL_MAX) \
 	X(6, ITEMS, "FBIT", RECORD_SEGMENT_MAX)    \
 	X(7, BLOCKS, "FBBK", RECORD_SEGMENT_MAX)   \
-	X(8, PACK, "FBPK", RECORD_PACK_MAX)
+	X(8, PACK, "FBPK", RECORD_PACK_MAX)        \
+	X(9, RULE, "FBRU", RECORD_SMALL_MAX)       \
+	X(10, FLOOR, "FBFL", RECORD_SMALL_MAX)
 
 #define PACK_HEAD_BYTES	   4096u
 #define PACK_TRAILER_BYTES 64u
@@ -82,10 +84,12 @@ struct digest record_digest(struct view object);
 #define REC_root(F)                                                                                          \
 	F(str, tenant) F(str, bundle) F(u64, step) F(u64, parent) F(u64, n_items) F(u64, n_pieces)           \
 	F(u64, n_blocks) F(u64, bytes) F(u64, stored_bytes) F(list, attributes) F(list, packs) F(list, segments)
-#define REC_tombstone(F)  F(str, tenant) F(str, bundle) F(u32, reason) F(list, packs) F(list, segments)
-#define REC_slot(F)	  F(str, tenant) F(str, bundle) F(u64, parent) F(str, node)
+#define REC_tombstone(F)  F(str, tenant) F(str, bundle) F(u32, reason) F(list, packs) F(list, segments) F(u32, shared)
+#define REC_slot(F)	  F(str, tenant) F(str, bundle) F(u64, parent) F(str, node) F(str, lease)
 #define REC_label(F)	  F(str, tenant) F(str, bundle) F(str, label) F(u64, number)
 #define REC_generation(F) F(str, cluster)
+#define REC_rule(F)	  F(str, tenant) F(str, bundle) F(u64, keep_last) F(u64, keep_every)
+#define REC_floor(F)	  F(str, tenant) F(str, bundle)
 #define REC_items(F)	  F(list, items)
 
 #define REC_pack(F)    F(str, key) F(u64, bytes) F(str, node)
@@ -93,11 +97,13 @@ struct digest record_digest(struct view object);
 #define REC_item(F)    F(str, name) F(str, dtype) F(u32, element_bits) F(box, whole) F(list, pieces)
 #define REC_piece(F)   F(box, box) F(u64, first_block) F(u32, n_blocks)
 
-#define ROW_bundle(F) F(u64, last) F(u64, n_versions) F(u64, latest) F(u64, changes)
+#define ROW_bundle(F)                                                                                        \
+	F(u64, last) F(u64, n_versions) F(u64, latest) F(u64, changes) F(u64, floor) F(u64, rule)            \
+	F(u64, keep_last) F(u64, keep_every) F(u64, pending_rule) F(u64, collected)
 #define ROW_version(F)                                                                                       \
 	F(u64, step) F(u64, n_items) F(u64, bytes) F(u64, stored_bytes) F(u64, save_id) F(u64, epoch)        \
-	F(u32, state) F(list, attributes)
-#define ROW_slot(F)	  F(u64, save_id) F(u64, epoch) F(u64, parent)
+	F(u32, state) F(list, attributes) F(u32, shared) F(u64, mark)
+#define ROW_slot(F)	  F(u64, save_id) F(u64, epoch) F(u64, parent) F(str, lease)
 #define ROW_label(F)	  F(u64, number) F(u64, move) F(u64, pending_move) F(u64, pending_number)
 #define ROW_generation(F) F(u32, generation)
 
@@ -106,7 +112,7 @@ struct digest record_digest(struct view object);
 	X(rec_root, REC_root) X(rec_tombstone, REC_tombstone) X(rec_slot, REC_slot) X(rec_label, REC_label)  \
 	X(rec_generation, REC_generation) X(rec_items, REC_items) X(row_bundle, ROW_bundle)                  \
 	X(row_version, ROW_version) X(row_slot, ROW_slot) X(row_label, ROW_label)                            \
-	X(row_generation, ROW_generation)
+	X(row_generation, ROW_generation) X(rec_rule, REC_rule) X(rec_floor, REC_floor)
 #define RECORD_ELEMENTS(X) X(rec_pack, REC_pack) X(rec_segment, REC_segment) X(rec_item, REC_item) X(rec_piece, REC_piece)
 /* clang-format on */
 

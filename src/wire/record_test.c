@@ -46,7 +46,11 @@ static void assert_golden(const char *path, enum record_kind kind, struct view b
 	struct record_head head = sample;
 
 	head.kind = kind;
-	head.number = kind == RECORD_LABEL ? 9 : kind == RECORD_GENERATION ? 5 : 4;
+	head.number = kind == RECORD_LABEL	? 9 :
+		      kind == RECORD_GENERATION ? 5 :
+		      kind == RECORD_RULE	? 2 :
+		      kind == RECORD_FLOOR	? 7 :
+						  4;
 	assert_int_equal(record_seal(&head, body, &is), 0);
 	assert_int_equal(is.len, want.len);
 	assert_memory_equal(is.ptr, want.ptr, want.len);
@@ -66,13 +70,16 @@ static void small_records_have_the_bytes_of_the_tables(void **state)
 	const struct view tenant = view_str("local"), bundle = view_str("ckpt/llama");
 
 	assert_golden_body("record/golden-slot", RECORD_SLOT, rec_slot, .tenant = tenant, .bundle = bundle, .parent = 3,
-			   .node = view_str("node-0"));
+			   .node = view_str("node-0"), .lease = view_of("g/local\0job", 11));
 	assert_golden_body("record/golden-label", RECORD_LABEL, rec_label, .tenant = tenant, .bundle = bundle,
 			   .label = view_str("prod"), .number = 4);
 	assert_golden_body("record/golden-burned", RECORD_TOMBSTONE, rec_tombstone, .tenant = tenant, .bundle = bundle,
 			   .reason = TOMBSTONE_BURNED);
 	assert_golden_body("record/golden-generation", RECORD_GENERATION, rec_generation,
 			   .cluster = view_str("cluster-1"));
+	assert_golden_body("record/golden-rule", RECORD_RULE, rec_rule, .tenant = tenant, .bundle = bundle,
+			   .keep_last = 3, .keep_every = 10);
+	assert_golden_body("record/golden-floor", RECORD_FLOOR, rec_floor, .tenant = tenant, .bundle = bundle);
 }
 
 static struct digest golden_digest(const char *path)
@@ -112,7 +119,7 @@ static void a_root_and_a_deleted_ones_tombstone_have_the_bytes_of_the_tables(voi
 			   .segments = list_buf_view(&segments));
 	assert_golden_body("record/golden-deleted", RECORD_TOMBSTONE, rec_tombstone, .tenant = view_str("local"),
 			   .bundle = view_str("ckpt/llama"), .reason = TOMBSTONE_DELETED,
-			   .packs = list_buf_view(&packs), .segments = list_buf_view(&segments));
+			   .packs = list_buf_view(&packs), .segments = list_buf_view(&segments), .shared = 1);
 }
 
 static void append_item(struct list_buf *items, const char *name, const char *dtype, uint32_t bits,
