@@ -27,7 +27,13 @@ struct bundles;
 
 int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend,
 		struct bundles **ret);
-void bundles_free(struct bundles *bundles); /* accepts NULL */
+/*
+ * Begins what a daemon does beside its calls, once it has joined: leases on what is open here, rules applied after publications, and,
+ * on the daemon that wins the lease for it, collection.
+ */
+int bundles_start(struct bundles *bundles);
+void bundles_stop(struct bundles *bundles); /* waits; accepts NULL and what was not started */
+void bundles_free(struct bundles *bundles); /* accepts NULL; stopped */
 
 /* 0, or -EINVAL naming what is wrong: empty parts, "..", ".", control characters, invalid UTF-8, too long. */
 int bundle_name_check(struct view name, struct error *e);
@@ -44,6 +50,7 @@ struct fence {
 struct slot {
 	char *tenant, *bundle;
 	uint64_t number, save_id, epoch, parent;
+	bool pinned; /* the parent was there when the slot was opened, and stays until it has ended: its packs may be named */
 };
 void slot_fini(struct slot *slot); /* frees memory only; accepts zeroed */
 
@@ -114,9 +121,47 @@ void label_entries_free(struct label_entry *entries, size_t n);
 /* @expect: the label's number now, 0 none, UINT64_MAX whatever. @number 0 removes it. -EAGAIN: it was another (named). */
 int label_set(struct bundles *bundles, struct view tenant, struct view bundle, struct view label, uint64_t expect,
 	      uint64_t number, uint64_t deadline_ns, struct error *e);
-/* -EBUSY naming the label that holds it. Repeatable; then the packs are deleted (those of this version alone, none is shared). */
+/*
+ * -EBUSY naming the label that holds it, the node that reads it, or an open save whose parent it is. Repeatable at any point. Its segments
+ * and, unless other versions may name them, its packs are gone at once; the rest is collection's.
+ */
 int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
 		   uint64_t deadline_ns, struct error *e);
+
+/*
+ * Sets which versions the bundle keeps: the newest @keep_last, those whose number is divisible by @keep_every (0: none for that), and all
+ * that have a label. Both 0: all. Applied after each publication, in the background, and by collection. -EINVAL, -ENOENT.
+ */
+int bundle_retain(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t keep_last,
+		  uint64_t keep_every, uint64_t deadline_ns, struct error *e);
+int bundle_rule(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t *ret_last,
+		uint64_t *ret_every, uint64_t deadline_ns, struct error *e); /* both 0: there is none */
+
+/* ---- collection ---- */
+struct collect_counts {
+	uint64_t bundles;	/* looked at */
+	uint64_t rule_versions; /* deleted by rules */
+	uint64_t slots;		/* of dead coordinators, burned */
+	uint64_t found;		/* objects that nothing needs */
+	uint64_t freed, freed_bytes;
+	uint64_t folded;  /* tombstones that went into a floor */
+	uint64_t unclear; /* objects that are not understood, and stay */
+	uint64_t missing; /* packs that a version names and that are not there: data is lost */
+};
+/*
+ * Collects the tenant's bundles now, or that one (@bundle not empty): applies rules, ends slots of dead coordinators, frees what nothing
+ * needs. Waits for readers' leases of what was deleted a moment ago. @unclear is called for each object that is not understood.
+ */
+int bundles_collect(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t deadline_ns,
+		    void (*unclear)(void *arg, const char *key), void *arg, struct collect_counts *ret,
+		    struct error *e);
+void bundles_counts(const struct bundles *bundles, struct collect_counts *ret); /* of this daemon, since it started */
+
+/*
+ * Is the index at least as new as the store? Before joining, on the node with the engine. -ERR_EREBUILD naming the first key that it
+ * does not know; 0 also when there is no index yet, which joining tells.
+ */
+int bundles_check_index(struct bundles *bundles, uint64_t deadline_ns, struct error *e);
 
 /*
  * Reads everything of the version from the backend and compares: root, segments, packs with their heads, paddings, indexes and

@@ -1,15 +1,21 @@
 /*
  * bundle/delete.c: the end of a version: marked dying in the index, a tombstone over its root, its rows gone, its objects gone.
  *
- * From the mark on nobody labels it; from the tombstone on nobody opens it, and nothing brings it back. Each step may be done again,
- * by anybody: index_mend() finishes the first two for a deleter that died; its objects go when the deletion is called again.
+ * It is refused (EBUSY) while a label points to the version, an open save has it as parent, or a node reads it. From the mark on nobody
+ * labels it, pins it or begins to read it; from the tombstone on nothing brings it back. Each step may be done again, by anybody:
+ * index_mend() takes over from a deleter that died, and collection removes what it has left.
+ *
+ * Readers are looked for behind the mark, so whoever marked may have to take it back. The mark says whose it is: who takes over from
+ * somebody puts a mark of his own, never takes it back, and so may put the tombstone whatever the first one does.
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
+#include "base/point.h"
 #include "bundle/inside.h"
 
 /* ---- is it labelled? ---- */
@@ -58,10 +64,46 @@ static int check_labels(struct bundles *bundles, const struct place *place, uint
 	return rows_each(bundles, row_key_view(&prefix), (struct view){ 0 }, check_label, &labels, deadline_ns, e);
 }
 
+/* ---- is it a parent? ---- */
+
+struct children {
+	uint64_t number;
+	struct error *e;
+};
+
+static int check_child(void *arg, struct view key, struct view value)
+{
+	const struct children *children = arg;
+	struct row_slot row;
+
+	if (row_slot_decode(value, &row) != 0)
+		return row_damaged(children->e, "a slot");
+	return row.parent != children->number ?
+		       0 :
+		       error_set(children->e, -EBUSY, "version %" PRIu64 " is the parent of a save under way",
+				 children->number);
+}
+
+static int check_children(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+			  struct error *e)
+{
+	const struct row_key prefix = rows_prefix('s', place);
+	struct children children = { .number = number, .e = e };
+
+	return rows_each(bundles, row_key_view(&prefix), (struct view){ 0 }, check_child, &children, deadline_ns, e);
+}
+
 /* ---- steps ---- */
 
-static int mark_dying(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		      struct error *e)
+static int no_version(const struct place *place, uint64_t number, struct error *e)
+{
+	return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)place->bundle.len,
+			 (const char *)place->bundle.ptr, number);
+}
+
+/* 0: marked; DELETE_TAKEN_OVER: somebody had begun, and it is marked anew; META_CONFLICT. */
+static int mark_dying(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+		      uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(change_fini) struct change change = { 0 };
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
@@ -72,50 +114,108 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 	if (!r)
 		r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
 	if (r == ROW_ABSENT)
-		return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)place->bundle.len,
-				 (const char *)place->bundle.ptr, number);
-	if (r || row.state == ROW_DYING)
-		return r;
-	r = check_labels(bundles, place, number, deadline_ns, e); /* a move that comes now changes the bundle's row */
+		return no_version(place, number, e);
+	bool begun = !r && row.state == ROW_DYING;
+	if (!r && !begun) /* a move or a slot that comes now changes the bundle's row */
+		r = check_labels(bundles, place, number, deadline_ns, e);
+	if (!r && !begun)
+		r = check_children(bundles, place, number, deadline_ns, e);
 	if (r)
 		return r;
 
 	const struct row_slot unfinished = { .save_id = row.save_id,
 					     .epoch = row.epoch }; /* index_mend() looks there */
 	row.state = ROW_DYING;
+	row.mark = mark;
 	r = change_put_version(&change, &key, &row);
 	if (!r)
 		r = change_put_slot(&change, &slot, &unfinished);
-	return r ? r : change_commit(&change, deadline_ns, e);
+	if (!r)
+		r = change_commit(&change, deadline_ns, e);
+	return !r && begun ? DELETE_TAKEN_OVER : r;
 }
 
-int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		 struct error *e)
+int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+		 uint64_t deadline_ns, struct error *e)
 {
 	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		int r = mark_dying(bundles, place, number, deadline_ns, e);
+		int r = mark_dying(bundles, place, number, mark, deadline_ns, e);
 
 		if (r != META_CONFLICT)
 			return r;
+		r = change_pause(bundles, i);
+		if (r)
+			return r;
 	}
 	return change_failed(e, place);
+}
+
+/* Takes the mark back if it still is ours. The slot's row stays: whoever mends sees that all is well, and removes it. */
+static int unmark(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+		  uint64_t deadline_ns, struct error *e)
+{
+	const struct row_key key = version_row_key(place, number);
+
+	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
+		_cleanup_(change_fini) struct change change = { 0 };
+		_cleanup_(buf_fini) struct buf bytes = { 0 };
+		struct row_version row;
+		int r = change_begin(bundles, place, NULL, &change, deadline_ns, e);
+
+		if (!r)
+			r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
+		if (r || row.state != ROW_DYING || row.mark != mark)
+			return r < 0 ? r : 0;
+		row.state = ROW_LIVE;
+		row.mark = 0;
+		r = change_put_version(&change, &key, &row);
+		if (!r)
+			r = change_commit(&change, deadline_ns, e);
+		if (r != META_CONFLICT)
+			return r;
+		r = change_pause(bundles, i);
+		if (r)
+			return r;
+	}
+	return change_failed(e, place);
+}
+
+/* Nobody reads it, or not any more after a short while. */
+static int await_readers(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+			 struct error *e)
+{
+	uint64_t until_ns = env_in_ms(bundles->env, READER_WAIT_MS);
+
+	for (int i = 3;; i++) { /* a version that was closed a moment ago is given back at the next tick */
+		int r = readers_check(bundles, place, number, deadline_ns, e);
+
+		if (r != -EBUSY || env_now(bundles->env) > until_ns)
+			return r;
+		r = change_pause(bundles, i);
+		if (r)
+			return r;
+	}
 }
 
 int delete_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
-	_cleanup_(buf_fini) struct buf body = { 0 };
+	_cleanup_(buf_fini) struct buf body = { 0 }, bytes = { 0 };
+	struct row_version row;
 	char key[KEY_BYTES];
-	int r = root_read(bundles, place, number, &object, deadline_ns, e);
+	int r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
 
+	if (r >= 0)
+		r = root_read(bundles, place, number, &object, deadline_ns, e);
 	if (r || object.state != ROOT_PUBLISHED)
 		return r;
 	const struct rec_tombstone rec = { .tenant = place->tenant,
 					   .bundle = place->bundle,
 					   .reason = TOMBSTONE_DELETED,
 					   .packs = object.root.packs,
-					   .segments = object.root.segments };
+					   .segments = object.root.segments,
+					   .shared = row.shared };
 	if (rec_tombstone_encode(&rec, &body))
 		return no_memory(e);
 
@@ -125,6 +225,8 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 	root_key(place, number, key);
 	r = object_put(bundles, key, &head, view_buf(&body), false, deadline_ns, e);
 	cache_drop(bundles, place, number);
+	if (!r)
+		point_reached(POINT_DELETE_TOMBSTONE);
 	return r;
 }
 
@@ -140,18 +242,73 @@ static void delete_part(struct bundles *bundles, const struct place *place, stru
 		(void)object_delete(bundles, (const char *)key.ptr, deadline_ns, NULL);
 }
 
+/* Packs that other versions may name, too, are left to collection, which looks at all of them. */
 void delete_objects(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	char own[2 + 16 + 1 + 1];
 	struct rec_pack pack;
 	struct rec_segment segment;
 
 	if (root_read(bundles, place, number, &object, deadline_ns, NULL) || object.state != ROOT_DELETED)
 		return;
-	while (rec_pack_next(&object.tomb.packs, &pack) == 0)
-		delete_part(bundles, place, pack.key, deadline_ns);
+	(void)snprintf(own, sizeof(own), "p/%016" PRIx64 "-", object.head.save_id);
+	while (!object.tomb.shared && rec_pack_next(&object.tomb.packs, &pack) == 0)
+		if (pack.key.len > strlen(own) && memcmp(pack.key.ptr, own, strlen(own)) == 0)
+			delete_part(bundles, place, pack.key, deadline_ns);
 	while (rec_segment_next(&object.tomb.segments, &segment) == 0)
 		delete_part(bundles, place, segment.key, deadline_ns);
+}
+
+/* Behind the mark. */
+static int delete_rest(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		       struct error *e)
+{
+	enum root_state state;
+	int r = delete_root(bundles, place, number, deadline_ns, e);
+
+	if (!r)
+		r = index_version(bundles, place, number, true, &state, deadline_ns, e);
+	if (!r)
+		point_reached(POINT_DELETE_UNINDEXED);
+	return r;
+}
+
+static uint64_t new_mark(struct bundles *bundles)
+{
+	uint64_t mark;
+
+	bundles->env->ops->random(bundles->env, &mark, sizeof(mark));
+	return mark | 1;
+}
+
+int delete_resume(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		  struct error *e)
+{
+	int r = delete_begin(bundles, place, number, new_mark(bundles), deadline_ns, e);
+
+	if (r ==
+	    DELETE_TAKEN_OVER) /* no new reader comes; the old ones are waited for, if need be by the next who mends */
+		r = readers_check(bundles, place, number, deadline_ns, e);
+	return r ? r : delete_rest(bundles, place, number, deadline_ns, e);
+}
+
+static int delete_live(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		       struct error *e)
+{
+	uint64_t mark = new_mark(bundles);
+	int r = await_readers(bundles, place, number, deadline_ns, e);
+
+	if (!r)
+		r = delete_begin(bundles, place, number, mark, deadline_ns, e);
+	bool ours = r == 0;
+	if (r < 0)
+		return r;
+	point_reached(POINT_DELETE_MARKED);
+	r = readers_check(bundles, place, number, deadline_ns, e);
+	if (r && ours)
+		(void)unmark(bundles, place, number, mark, env_in_ms(bundles->env, SETTLE_MS), NULL);
+	return r ? r : delete_rest(bundles, place, number, deadline_ns, e);
 }
 
 int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
@@ -166,20 +323,11 @@ int version_delete(struct bundles *bundles, struct view tenant, struct view bund
 		return r;
 	index_mend(bundles, &place, deadline_ns);
 	r = index_version(bundles, &place, number, false, &state, deadline_ns, e);
-	if (r)
-		return r;
-	if (state == ROOT_NONE || state == ROOT_BURNED)
-		return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)bundle.len,
-				 (const char *)bundle.ptr, number);
-	if (state == ROOT_PUBLISHED) {
-		r = delete_begin(bundles, &place, number, deadline_ns, e);
-		if (!r)
-			r = delete_root(bundles, &place, number, deadline_ns, e);
-		if (!r)
-			r = index_version(bundles, &place, number, true, &state, deadline_ns, e);
-		if (r)
-			return r;
-	}
-	delete_objects(bundles, &place, number, deadline_ns);
-	return 0;
+	if (!r && (state == ROOT_NONE || state == ROOT_BURNED))
+		r = no_version(&place, number, e);
+	if (!r && state == ROOT_PUBLISHED)
+		r = delete_live(bundles, &place, number, deadline_ns, e);
+	if (!r)
+		delete_objects(bundles, &place, number, deadline_ns);
+	return r;
 }

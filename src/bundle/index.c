@@ -68,7 +68,36 @@ static int remove_version(struct bundles *bundles, struct change *change, const 
 		r = rows_each(bundles, row_key_view(&prefix), (struct view){ 0 }, find_latest, &latest, deadline_ns, e);
 		change->row.latest = latest.highest;
 	}
+	if (!r)
+		r = readers_forget(bundles, change, place, number, deadline_ns, e);
 	return r ? r : meta_txn_delete(change->req, row_key_view(&key));
+}
+
+/* Blocks of the parent's packs may be named from here on, so these are not its own any more. */
+static int mark_parent(struct bundles *bundles, struct change *change, const struct place *place, uint64_t parent,
+		       uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	const struct row_key key = version_row_key(place, parent);
+	struct row_version row;
+
+	int r = parent ? row_read_version(bundles, place, parent, &bytes, &row, deadline_ns, e) : ROW_ABSENT;
+	if (r || row.shared)
+		return r < 0 ? r : 0;
+	row.shared = 1;
+	return change_put_version(change, &key, &row);
+}
+
+/* Nothing below the floor exists, whatever lies there. */
+static int forget_folded(struct bundles *bundles, struct change *change, const struct place *place, uint64_t number,
+			 bool known, uint64_t deadline_ns, struct error *e)
+{
+	const struct row_key slot = slot_row_key(place, number);
+	int r = known ? remove_version(bundles, change, place, number, deadline_ns, e) : 0;
+
+	if (!r)
+		r = meta_txn_delete(change->req, row_key_view(&slot));
+	return r ? r : change_commit(change, deadline_ns, e);
 }
 
 static int try_index(struct bundles *bundles, const struct place *place, uint64_t number, bool settled,
@@ -89,7 +118,12 @@ static int try_index(struct bundles *bundles, const struct place *place, uint64_
 	if (r < 0)
 		return r;
 	*ret = object.state;
-	bool known = r == 0, published = object.state == ROOT_PUBLISHED;
+	bool known = r == 0;
+	if (number < change.row.floor) {
+		*ret = ROOT_FOLDED;
+		return forget_folded(bundles, &change, place, number, known, deadline_ns, e);
+	}
+	bool published = object.state == ROOT_PUBLISHED;
 	if (object.state == ROOT_NONE || (published && known && row.state == ROW_DYING))
 		return 0; /* not ended yet */
 
@@ -99,6 +133,8 @@ static int try_index(struct bundles *bundles, const struct place *place, uint64_
 	r = settled ? 0 : object_settle(bundles, key, view_buf(&object.bytes), deadline_ns, e);
 	if (!r && published && !known)
 		r = add_version(&change, place, &object);
+	if (!r && published && !known)
+		r = mark_parent(bundles, &change, place, object.root.parent, deadline_ns, e);
 	if (!r && !published && known)
 		r = remove_version(bundles, &change, place, number, deadline_ns, e);
 	if (!r)
@@ -129,29 +165,41 @@ struct mending {
 };
 
 /* One number with a slot's row: open, or published and not indexed, or a deletion that somebody began. */
-static void mend_number(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
+static void mend_number(struct bundles *bundles, const struct place *place, uint64_t number,
+			const struct row_slot *slot, uint64_t deadline_ns)
 {
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
 	enum root_state state;
 	struct row_version row;
 
-	if (index_version(bundles, place, number, false, &state, deadline_ns, NULL) || state != ROOT_PUBLISHED)
+	if (index_version(bundles, place, number, false, &state, deadline_ns, NULL))
 		return;
-	if (row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL) || row.state != ROW_DYING)
+	if (state == ROOT_NONE)
+		(void)slot_settle_dead(bundles, place, number, slot, deadline_ns, NULL);
+	if (state != ROOT_PUBLISHED || row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL) ||
+	    row.state != ROW_DYING)
 		return;
-	if (delete_root(bundles, place, number, deadline_ns, NULL) == 0)
-		(void)index_version(bundles, place, number, true, &state, deadline_ns, NULL);
+	(void)delete_resume(bundles, place, number, deadline_ns, NULL);
 }
 
 static int mend_slot(void *arg, struct view key, struct view value)
 {
 	const struct mending *m = arg;
+	struct row_slot row;
 	uint64_t number;
 
 	view_take(&key, m->prefix);
-	if (number_decode(key, 20, &number) == 0)
-		mend_number(m->bundles, m->place, number, m->deadline_ns);
+	if (number_decode(key, 20, &number) == 0 && row_slot_decode(value, &row) == 0)
+		mend_number(m->bundles, m->place, number, &row, m->deadline_ns);
 	return 0;
+}
+
+static void mend_rule(struct bundles *bundles, const struct place *place, uint64_t deadline_ns)
+{
+	struct row_bundle row;
+
+	if (row_read_bundle(bundles, place, &row, deadline_ns, NULL) == 0 && row.pending_rule)
+		(void)rule_take(bundles, place, row.pending_rule, deadline_ns, NULL);
 }
 
 static int mend_label(void *arg, struct view key, struct view value)
@@ -172,6 +220,7 @@ void index_mend(struct bundles *bundles, const struct place *place, uint64_t dea
 
 	(void)rows_each(bundles, row_key_view(&slots), (struct view){ 0 }, mend_slot, &m, deadline_ns, NULL);
 	(void)rows_each(bundles, row_key_view(&labels), (struct view){ 0 }, mend_label, &m, deadline_ns, NULL);
+	mend_rule(bundles, place, deadline_ns);
 }
 
 struct tenant_mending {
@@ -184,6 +233,7 @@ struct tenant_mending {
 static int mend_tenants_slot(void *arg, struct view key, struct view value)
 {
 	const struct tenant_mending *m = arg;
+	struct row_slot row;
 	struct place place;
 	uint64_t number;
 
@@ -193,8 +243,9 @@ static int mend_tenants_slot(void *arg, struct view key, struct view value)
 		return 0;
 	struct view bundle = view_take(&key, (size_t)(end - key.ptr));
 	view_take(&key, 1);
-	if (number_decode(key, 20, &number) == 0 && place_init(m->tenant, bundle, &place, NULL) == 0)
-		mend_number(m->bundles, &place, number, m->deadline_ns);
+	if (number_decode(key, 20, &number) == 0 && row_slot_decode(value, &row) == 0 &&
+	    place_init(m->tenant, bundle, &place, NULL) == 0)
+		mend_number(m->bundles, &place, number, &row, m->deadline_ns);
 	return 0;
 }
 

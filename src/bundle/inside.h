@@ -5,7 +5,9 @@
 
 #include <errno.h>
 
+#include "base/map.h"
 #include "bundle/bundle.h"
+#include "env/fiber.h"
 #include "wire/record.h"
 
 #define TENANT_NAME_MAX	 64	     /* bytes, encoded */
@@ -13,10 +15,21 @@
 #define VERSIONS_CACHED	 8	     /* opened versions that are kept for the next who opens them */
 #define CHANGE_TRIES_MAX 256	     /* of a transaction that others overtake */
 #define SLOT_TRIES_MAX	 4096	     /* numbers that others have taken before */
-#define SETTLE_MS	 3000 /* past the deadline: to learn how a commit ended, and to index what it published */
-#define KEY_BYTES	 448  /* the longest key of ours and its final 0 */
-#define PREFIX_BYTES	 288  /* "t/<tenant>/b/<bundle>/" and its final 0 */
-#define LIST_PAGE	 1024 /* keys or rows in one answer */
+#define SETTLE_MS	 3000  /* past the deadline: to learn how a commit ended, and to index what it published */
+#define KEY_BYTES	 448   /* the longest key of ours and its final 0 */
+#define PREFIX_BYTES	 288   /* "t/<tenant>/b/<bundle>/" and its final 0 */
+#define IDLE_MS		 60000 /* a fiber of the background that has nothing to do looks around so often */
+#define LIST_PAGE	 1024  /* keys or rows in one answer */
+
+/*
+ * A node that reads a version holds a lease on it in the meta engine, o/<tenant>·<bundle>·<n>·<node>, as long as somebody there has
+ * it open. It is asked for again after a third of its time; a daemon that cannot counts as none after two thirds.
+ */
+#define READER_LEASE_MS 9000
+#define READER_TICK_MS	250  /* so soon a version is given back that nobody has open any more */
+#define READER_WAIT_MS	1500 /* a deletion waits so long for that */
+#define DYING_WAIT_MS	3000 /* an opening, for a deletion that has begun and may be refused */
+#define INDEX_WAIT_MS	6000 /* for an index that does not answer; then the store alone is asked */
 
 struct bundles {
 	uint32_t magic; /* BUNDLES_MAGIC */
@@ -26,6 +39,16 @@ struct bundles {
 	struct backend *backend;
 	struct list cached; /* struct version, the last used first; each holds one reference */
 	unsigned n_cached;
+
+	/* what bundles_start() began */
+	bool started;
+	struct nursery flows;
+	struct waitplace stirred; /* a version was leased, a bundle is to be tended */
+	struct list stirring;	  /* struct stirred: bundles that have changed */
+	unsigned n_stirring;
+	struct map condemned;	      /* by key: struct condemned */
+	uint64_t grace_ns;	      /* of what a published version named, condemned so long ago */
+	struct collect_counts counts; /* since the start, for status */
 };
 #define BUNDLES_MAGIC 0x73646e62
 
@@ -47,6 +70,8 @@ int number_decode(struct view text, size_t digits, uint64_t *ret); /* @digits de
 void root_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
 void slot_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
 void label_key(const struct place *place, struct view label, uint64_t move, char ret[KEY_BYTES]);
+void rule_key(const struct place *place, uint64_t k, char ret[KEY_BYTES]);
+void floor_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
 void generation_key(uint64_t generation, char ret[KEY_BYTES]);
 void segment_key(const struct place *place, const struct record_head *head, char ret[KEY_BYTES]);
 
@@ -62,6 +87,8 @@ struct row_key label_row_key(const struct place *place, struct view label);
 struct row_key rows_prefix(char kind,
 			   const struct place *place); /* of all versions ('v'), slots ('s') or labels ('l') */
 struct row_key tenant_prefix(char kind, struct view tenant);
+struct row_key readers_prefix(const struct place *place, uint64_t number);
+struct row_key reader_row_key(const struct place *place, uint64_t number, const char *node);
 static inline struct view row_key_view(const struct row_key *key)
 {
 	return view_of(key->bytes, key->len);
@@ -98,6 +125,8 @@ int version_add_segment(struct version *version, const struct rec_segment *segme
 int version_finish(struct version *version, const struct rec_root *root, struct error *e);
 struct record_head version_head(const struct version *version, enum record_kind kind);
 
+int save_of_key(const char *key, uint64_t *ret); /* pack.c: the save id in a pack's key; -EINVAL */
+
 /* ---- object.c: records in the store ---- */
 
 /* Reads the object @key whole and opens it. -ENOENT; -ERR_EDAMAGED naming the key. Views into @bytes, which it replaces. */
@@ -123,7 +152,13 @@ int keys_each(struct bundles *bundles, const char *prefix, keys_fn each, void *a
 	      struct error *e);
 
 /* What lies under a version's root key. */
-enum root_state { ROOT_NONE, ROOT_PUBLISHED, ROOT_BURNED, ROOT_DELETED };
+enum root_state {
+	ROOT_NONE,
+	ROOT_PUBLISHED,
+	ROOT_BURNED,
+	ROOT_DELETED,
+	ROOT_FOLDED, /* of index_version() alone: the number is below the floor, whatever lies there */
+};
 struct root_object {
 	enum root_state state;
 	struct buf bytes;
@@ -197,6 +232,31 @@ int index_version(struct bundles *bundles, const struct place *place, uint64_t n
 void index_mend(struct bundles *bundles, const struct place *place, uint64_t deadline_ns);
 void index_mend_tenant(struct bundles *bundles, struct view tenant, uint64_t deadline_ns); /* without the labels */
 
+/*
+ * Ends the slot of a save whose coordinator is over: indexes its root, or burns it. One of a coordinator that may live is left, and so
+ * is one that no lease stands for. @lease, @epoch: of the slot's row or object. 0; 1: it was burned here; negative.
+ */
+int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
+		     uint64_t deadline_ns, struct error *e);
+
+/* ---- lease.c ---- */
+
+/* Is whoever coordinated in @epoch under that lease out of it for good? 1, 0: it may live, negative. */
+int lease_is_over(struct bundles *bundles, struct view lease, uint64_t epoch, uint64_t deadline_ns, struct error *e);
+/* This node begins to read: 0, or why it has no lease. Not needed again for READER_LEASE_MS / 3. */
+int reader_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		 struct error *e);
+void reader_end(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns);
+/* -EBUSY naming the node that reads it; 0; errors. Takes away what readers of before have left. */
+int readers_check(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		  struct error *e);
+int readers_forget(struct bundles *bundles, struct change *change, const struct place *place, uint64_t number,
+		   uint64_t deadline_ns, struct error *e); /* their rows go with the change */
+/* Holds a lease for background work: 0, META_HELD, error. */
+int lease_hold(struct bundles *bundles, const char *key, uint32_t ttl_ms, uint64_t deadline_ns, struct error *e);
+int readers_keep(void *bundles); /* a fiber: asks again for the leases of what is open, gives back the others */
+void readers_stop(struct bundles *bundles); /* gives all back, when nobody opens any more */
+
 /* ---- label.c ---- */
 
 /* Takes the label's move under way over, if its object is there. */
@@ -221,11 +281,54 @@ int publish_index(struct bundles *bundles, const struct place *place, uint64_t n
 
 /* ---- delete.c: its steps; between the second and the third index_version() takes the rows away ---- */
 
-int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		 struct error *e);
+enum { DELETE_TAKEN_OVER = 4 }; /* not among the outcomes of a transaction */
+/* Marks it dying, as @mark's. 0; DELETE_TAKEN_OVER: somebody had begun; -EBUSY, -ENOENT. */
+int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+		 uint64_t deadline_ns, struct error *e);
+/* Goes on with what somebody has begun; -EBUSY: it is still read. */
+int delete_resume(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		  struct error *e);
 int delete_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		struct error *e);
 void delete_objects(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns);
+
+/* ---- rule.c ---- */
+
+/* Takes rule @k over into the bundle's row, if its object is there. */
+int rule_take(struct bundles *bundles, const struct place *place, uint64_t k, uint64_t deadline_ns, struct error *e);
+/* Deletes what the rule in force does not keep, so much at a time. */
+int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret_deleted, uint64_t deadline_ns,
+	       struct error *e);
+
+/* ---- collect.c ---- */
+
+/*
+ * One pass: looks, deletes what was found dead by a pass before (that of a deleted version: so long before as a reader's lease lasts),
+ * and remembers the rest. 0: nothing is left to do; COLLECT_AGAIN: there is, now; COLLECT_LATER: when its time has come; negative.
+ */
+enum { COLLECT_AGAIN = 1, COLLECT_LATER = 2 };
+struct collecting {
+	struct bundles *bundles;
+	const struct place *place;
+	uint64_t pause_ns; /* between two deletions */
+	bool thorough;	   /* folds few tombstones, too */
+	void (*unclear)(void *arg, const char *key);
+	void *arg;
+	uint64_t deadline_ns;
+	struct error *e;
+	struct collect_counts counts; /* added to */
+};
+int collect_pass(struct collecting *c);
+void condemned_fini(struct bundles *bundles);
+/* The highest floor in the store. */
+int floor_read(struct bundles *bundles, const struct place *place, uint64_t deadline_ns, uint64_t *ret,
+	       struct error *e);
+
+/* ---- tend.c ---- */
+
+/* The bundle has changed: its rule is applied in a while. */
+void bundles_stir(struct bundles *bundles, const struct place *place);
+void tend_fini(struct bundles *bundles);
 
 /* ---- open.c ---- */
 

@@ -16,6 +16,8 @@ static_assert(PREFIX_BYTES + sizeof("v//-blocks-") + 20 + 16 + 10 <= KEY_BYTES, 
 static_assert(PREFIX_BYTES + sizeof("p/--") + 16 + NODE_NAME_MAX + 10 <= KEY_BYTES, "a pack fits");
 static_assert(sizeof("l/") + TENANT_NAME_MAX + BUNDLE_NAME_MAX + LABEL_NAME_MAX + 3 <= META_KEY_MAX,
 	      "every row's key fits");
+static_assert(sizeof("o/") + TENANT_NAME_MAX + BUNDLE_NAME_MAX + 20 + NODE_NAME_MAX + 3 <= META_KEY_MAX,
+	      "a reader's lease fits");
 
 /* ---- encoding ---- */
 
@@ -204,6 +206,16 @@ void label_key(const struct place *place, struct view label, uint64_t move, char
 	(void)snprintf(ret, KEY_BYTES, "%sl/%s/%020" PRIu64, place->prefix, l, move);
 }
 
+void rule_key(const struct place *place, uint64_t k, char ret[KEY_BYTES])
+{
+	(void)snprintf(ret, KEY_BYTES, "%sr/%020" PRIu64, place->prefix, k);
+}
+
+void floor_key(const struct place *place, uint64_t number, char ret[KEY_BYTES])
+{
+	(void)snprintf(ret, KEY_BYTES, "%sfloor/%020" PRIu64, place->prefix, number);
+}
+
 void generation_key(uint64_t generation, char ret[KEY_BYTES])
 {
 	(void)snprintf(ret, KEY_BYTES, CLUSTER_GENERATION_PREFIX "%" PRIu64, generation);
@@ -296,5 +308,22 @@ struct row_key label_row_key(const struct place *place, struct view label)
 	struct row_key key = rows_prefix('l', place);
 
 	add_bytes(&key, label);
+	return key;
+}
+
+struct row_key readers_prefix(const struct place *place, uint64_t number)
+{
+	struct row_key key = rows_prefix('o', place);
+
+	add_number(&key, number);
+	add_bytes(&key, view_of("", 1));
+	return key;
+}
+
+struct row_key reader_row_key(const struct place *place, uint64_t number, const char *node)
+{
+	struct row_key key = readers_prefix(place, number);
+
+	add_bytes(&key, view_str(node));
 	return key;
 }

@@ -24,6 +24,10 @@ int bundles_new(struct env *env, struct cluster *cluster, struct store *store, s
 				     .store = store,
 				     .backend = backend };
 	list_init(&bundles->cached);
+	list_init(&bundles->stirring);
+	waitplace_init(&bundles->stirred);
+	map_init(&bundles->condemned);
+	bundles->grace_ns = READER_LEASE_MS / 10 * 11 * NS_PER_MS;
 	*ret = bundles;
 	return 0;
 }
@@ -44,6 +48,7 @@ void bundles_free(struct bundles *bundles)
 	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
 	list_each(node, &bundles->cached)
 		cache_remove(bundles, list_entry(node, struct version, cached));
+	tend_fini(bundles);
 	bundles->magic = 0;
 	free(bundles);
 }
@@ -72,14 +77,25 @@ static struct version *cache_find(struct bundles *bundles, const struct place *p
 	return version_get(version);
 }
 
+/* What somebody has open stays: it is in memory anyway, and the leases are kept by this list. */
+static void cache_trim(struct bundles *bundles)
+{
+	for (struct list *at = bundles->cached.prev; at != &bundles->cached && bundles->n_cached > VERSIONS_CACHED;) {
+		struct version *version = list_entry(at, struct version, cached);
+
+		at = at->prev;
+		if (version->refs == 1 && !version->leased_ns)
+			cache_remove(bundles, version);
+	}
+}
+
 void cache_add(struct bundles *bundles, struct version *version)
 {
 	if (!list_empty(&version->cached))
 		return;
-	if (bundles->n_cached == VERSIONS_CACHED)
-		cache_remove(bundles, list_entry(bundles->cached.prev, struct version, cached));
 	list_insert(bundles->cached.next, &version_get(version)->cached);
 	bundles->n_cached++;
+	cache_trim(bundles);
 }
 
 void cache_drop(struct bundles *bundles, const struct place *place, uint64_t number)
@@ -167,6 +183,12 @@ static int load_version(struct bundles *bundles, const struct place *place, cons
 	return 0;
 }
 
+static int was_deleted(const struct place *place, uint64_t number, struct error *e)
+{
+	return error_set(e, -ERR_EDELETED, "version %" PRIu64 " of %.*s was deleted", number, (int)place->bundle.len,
+			 (const char *)place->bundle.ptr);
+}
+
 /* @indexed: there is a root, or may be one, even if the store does not show it yet. */
 static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, bool indexed,
 		     struct version **ret, uint64_t deadline_ns, struct error *e)
@@ -177,8 +199,7 @@ static int open_root(struct bundles *bundles, const struct place *place, uint64_
 	if (r)
 		return r;
 	if (object.state == ROOT_DELETED)
-		return error_set(e, -ERR_EDELETED, "version %" PRIu64 " of %.*s was deleted", number,
-				 (int)place->bundle.len, (const char *)place->bundle.ptr);
+		return was_deleted(place, number, e);
 	if (object.state != ROOT_PUBLISHED)
 		return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)place->bundle.len,
 				 (const char *)place->bundle.ptr, number);
@@ -189,12 +210,23 @@ static int open_root(struct bundles *bundles, const struct place *place, uint64_
 	/* Segments go when a version is deleted: maybe that is all the damage. */
 	_cleanup_(root_object_fini) struct root_object again = { 0 };
 	if (root_read(bundles, place, number, &again, deadline_ns, NULL) == 0 && again.state == ROOT_DELETED)
-		return error_set(e, -ERR_EDELETED, "version %" PRIu64 " of %.*s was deleted", number,
-				 (int)place->bundle.len, (const char *)place->bundle.ptr);
+		return was_deleted(place, number, e);
 	return r;
 }
 
 /* ---- names ---- */
+
+static int no_latest(const struct place *place, struct error *e)
+{
+	return error_set(e, -ENOENT, "there is no bundle %.*s, or it has no version", (int)place->bundle.len,
+			 (const char *)place->bundle.ptr);
+}
+
+static int no_label(const struct place *place, struct view label, struct error *e)
+{
+	return error_set(e, -ENOENT, "bundle %.*s has no label %.*s", (int)place->bundle.len,
+			 (const char *)place->bundle.ptr, (int)label.len, (const char *)label.ptr);
+}
 
 static int resolve_latest(struct bundles *bundles, const struct place *place, uint64_t *ret, uint64_t deadline_ns,
 			  struct error *e)
@@ -205,8 +237,7 @@ static int resolve_latest(struct bundles *bundles, const struct place *place, ui
 	if (r < 0)
 		return r;
 	if (!row.latest)
-		return error_set(e, -ENOENT, "there is no bundle %.*s, or it has no version", (int)place->bundle.len,
-				 (const char *)place->bundle.ptr);
+		return no_latest(place, e);
 	*ret = row.latest;
 	return 0;
 }
@@ -225,23 +256,62 @@ static int resolve(struct bundles *bundles, const struct place *place, struct vi
 		return r;
 	r = row_read_label(bundles, place, spec, &row, deadline_ns, e);
 	if (r == ROW_ABSENT || (!r && !row.number))
-		return error_set(e, -ENOENT, "bundle %.*s has no label %.*s", (int)place->bundle.len,
-				 (const char *)place->bundle.ptr, (int)spec.len, (const char *)spec.ptr);
+		return no_label(place, spec, e);
 	if (!r)
 		*ret = row.number;
 	return r;
 }
 
-/* The cache may answer for a version that the index has, alive. Without an index the root decides. */
-enum indexed { INDEXED_NOT, INDEXED_LIVE, INDEXED_UNKNOWN };
+/* What the index says of a number, and, of a version, that this node has a lease on it. */
+enum indexed { INDEXED_NOT, INDEXED_LIVE, INDEXED_DYING, INDEXED_FOLDED, INDEXED_UNKNOWN };
 
 static enum indexed look_up(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
 {
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_bundle bundle;
 	struct row_version row;
 	int r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL);
 
-	return r < 0 ? INDEXED_UNKNOWN : !r && row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_NOT;
+	if (r == ROW_ABSENT) {
+		r = row_read_bundle(bundles, place, &bundle, deadline_ns, NULL);
+		return r < 0 ? INDEXED_UNKNOWN : number < bundle.floor ? INDEXED_FOLDED : INDEXED_NOT;
+	}
+	return r < 0 ? INDEXED_UNKNOWN : row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_DYING;
+}
+
+/* So that no deletion takes it away under the reader. *ret_ns: when it was asked for; 0: there is none, go on without. */
+static void lease(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t *ret_ns,
+		  uint64_t deadline_ns)
+{
+	struct version *version = cached(bundles, place, number);
+	uint64_t now_ns = env_now(bundles->env);
+
+	while (version && version->leasing && fiber_sleep_until(env_in_ms(bundles->env, 1)) == 0)
+		version = cached(bundles, place, number);
+	if (version && version->leased_ns && now_ns - version->leased_ns < READER_LEASE_MS / 2 * NS_PER_MS)
+		*ret_ns = version->leased_ns;
+	else
+		*ret_ns = reader_begin(bundles, place, number, deadline_ns, NULL) ? 0 : now_ns;
+}
+
+/* Looks a number up, and takes the lease if it is a version's. A deletion that has begun may yet be refused: it is waited for. */
+static enum indexed look_up_leased(struct bundles *bundles, const struct place *place, uint64_t number,
+				   uint64_t *ret_leased_ns, uint64_t deadline_ns)
+{
+	uint64_t until_ns = env_in_ms(bundles->env, DYING_WAIT_MS);
+	enum indexed indexed = look_up(bundles, place, number, deadline_ns);
+
+	*ret_leased_ns = 0;
+	for (int i = 0;; i++) {
+		if (indexed == INDEXED_LIVE) {
+			lease(bundles, place, number, ret_leased_ns, deadline_ns);
+			indexed = look_up(bundles, place, number, deadline_ns);
+		}
+		if (indexed != INDEXED_DYING || env_now(bundles->env) > until_ns || change_pause(bundles, i))
+			return indexed;
+		index_mend(bundles, place, deadline_ns);
+		indexed = look_up(bundles, place, number, deadline_ns);
+	}
 }
 
 /* A row is written when its root is there to stay, and a deletion puts a tombstone over that: this was nobody of ours. */
@@ -253,40 +323,142 @@ static int root_missing(const struct place *place, uint64_t number, struct error
 	return error_set(e, -ERR_EDAMAGED, "%s is missing", key);
 }
 
-int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle, struct view spec, uint64_t deadline_ns,
-		struct version **ret, struct error *e)
+/* ---- without an index ---- */
+
+struct highest_root {
+	struct bundles *bundles;
+	const struct place *place;
+	uint64_t number, deadline_ns;
+	struct view label; /* empty: the latest version */
+	size_t prefix;
+	struct error *e;
+};
+
+/* Of the keys in ascending order the last one that counts wins. */
+static int take_if_published(void *arg, const char *key, char *after)
 {
-	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
-	struct version *version = NULL, *other;
-	struct place place;
+	struct highest_root *h = arg;
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	struct view rest = view_str(key + h->prefix);
 	uint64_t number;
 
-	int r = place_init(tenant, bundle, &place, e);
+	if (h->label.len) {
+		_cleanup_(buf_fini) struct buf bytes = { 0 };
+		struct record_head head;
+		struct rec_label rec;
+		struct view body;
+
+		if (number_decode(rest, 20, &number) != 0)
+			return 0;
+		int r = object_open(h->bundles, key, RECORD_SMALL_MAX, &bytes, &head, &body, h->deadline_ns, h->e);
+		if (r || head.kind != RECORD_LABEL || rec_label_decode(body, &rec) != 0)
+			return r;
+		number = rec.number;
+		if (!number)
+			h->number = 0; /* a removal always counts */
+	} else if (number_decode(view_take(&rest, 20), 20, &number) != 0 || !view_equal(rest, view_str("/root"))) {
+		return 0;
+	}
+	int r = number ? root_read(h->bundles, h->place, number, &object, h->deadline_ns, h->e) : 0;
+	if (!r && object.state == ROOT_PUBLISHED)
+		h->number = number;
+	return r;
+}
+
+/* What @spec, no number, means by the store alone: all keys are looked at, so this is slow. */
+static int resolve_from_store(struct bundles *bundles, const struct place *place, struct view spec, uint64_t *ret,
+			      uint64_t deadline_ns, struct error *e)
+{
+	struct highest_root h = { .bundles = bundles, .place = place, .deadline_ns = deadline_ns, .e = e };
+	char prefix[KEY_BYTES];
+
+	if (view_equal(spec, view_str("latest"))) {
+		(void)snprintf(prefix, sizeof(prefix), "%sv/", place->prefix);
+	} else {
+		h.label = spec;
+		label_key(place, spec, 0, prefix);
+		prefix[strlen(prefix) - 20] = 0;
+	}
+	h.prefix = strlen(prefix);
+	int r = keys_each(bundles, prefix, take_if_published, &h, deadline_ns, e);
 	if (r)
 		return r;
-	index_mend(bundles, &place, deadline_ns);
-	r = resolve(bundles, &place, spec, &number, deadline_ns, e);
-	if (r)
-		return r;
-	enum indexed indexed = look_up(bundles, &place, number, deadline_ns);
-	if (indexed == INDEXED_LIVE)
-		version = cache_find(bundles, &place, number);
+	if (!h.number)
+		return h.label.len ? no_label(place, spec, e) : no_latest(place, e);
+	*ret = h.number;
+	return 0;
+}
+
+/* Did a call fail because the index cannot be had, and not because of what it says? */
+static bool is_no_answer(int r)
+{
+	return r == -EHOSTDOWN || r == -ETIMEDOUT || r == -EIO || r == -ENOTCONN || r == -ESHUTDOWN;
+}
+
+/* ---- opening ---- */
+
+/* Out of the cache, or from the store. */
+static int open_number(struct bundles *bundles, const struct place *place, uint64_t number, enum indexed indexed,
+		       struct version **ret, uint64_t deadline_ns, struct error *e)
+{
+	struct version *version = NULL;
+	bool known = indexed == INDEXED_LIVE || indexed == INDEXED_UNKNOWN;
+	int r = 0;
+
+	if (known)
+		version = cache_find(bundles, place, number);
 	if (!version) {
-		r = open_root(bundles, &place, number, indexed != INDEXED_NOT, &version, deadline_ns, e);
+		r = open_root(bundles, place, number, known, &version, deadline_ns, e);
 		if (r == -ENOENT && indexed == INDEXED_LIVE)
-			r = root_missing(&place, number, e);
+			r = root_missing(place, number, e);
 		if (r == -ERR_EDAMAGED)
-			(void)error_prefix(e, "%.*s version %" PRIu64, (int)bundle.len, (const char *)bundle.ptr,
-					   number);
+			(void)error_prefix(e, "%.*s version %" PRIu64, (int)place->bundle.len,
+					   (const char *)place->bundle.ptr, number);
 		if (r)
 			return r;
-		other = cache_find(bundles, &place, number); /* somebody was faster: share theirs */
+		struct version *other = cache_find(bundles, place, number); /* somebody was faster: share theirs */
 		if (other) {
 			version_put(version);
 			version = other;
 		}
 		cache_add(bundles, version);
 	}
+	*ret = version;
+	return 0;
+}
+
+int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle, struct view spec, uint64_t deadline_ns,
+		struct version **ret, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	uint64_t number, leased_ns = 0, index_ns = env_in_ms(bundles->env, INDEX_WAIT_MS);
+	enum indexed indexed = INDEXED_UNKNOWN;
+	struct version *version;
+	struct place place;
+
+	int r = place_init(tenant, bundle, &place, e);
+	if (r)
+		return r;
+	index_ns = index_ns < deadline_ns ? index_ns : deadline_ns;
+	index_mend(bundles, &place, index_ns);
+	r = resolve(bundles, &place, spec, &number, index_ns, e);
+	if (!r)
+		indexed = look_up_leased(bundles, &place, number, &leased_ns, index_ns);
+	else if (is_no_answer(r) && !fiber_cancelled())
+		r = resolve_from_store(bundles, &place, spec, &number, deadline_ns, e);
+	if (r)
+		return r;
+	if (indexed == INDEXED_FOLDED || indexed == INDEXED_DYING)
+		return was_deleted(&place, number, e);
+	r = open_number(bundles, &place, number, indexed, &version, deadline_ns, e);
+	if (r) {
+		if (leased_ns && !cached(bundles, &place, number))
+			reader_end(bundles, &place, number, env_in_ms(bundles->env, SETTLE_MS));
+		return r;
+	}
+	version->unindexed = indexed == INDEXED_UNKNOWN;
+	version->leased_ns = leased_ns > version->leased_ns ? leased_ns : version->leased_ns;
+	wake_all(&bundles->stirred);
 	*ret = version;
 	return 0;
 }

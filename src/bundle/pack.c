@@ -368,7 +368,7 @@ static void give_up(struct bundles *bundles, struct image *image, const char *ke
 }
 
 /* The save id in "t/.../p/<save>-<node>-<k>". */
-static int save_of_key(const char *key, uint64_t *ret)
+int save_of_key(const char *key, uint64_t *ret)
 {
 	const char *name = strrchr(key, '/');
 	uint8_t raw[8];

@@ -122,15 +122,26 @@ int publish_root(struct bundles *bundles, const struct place *place, const struc
 	return again == BACKEND_EXISTS ? settle_root(bundles, place, version, grace_ns, e) : 0;
 }
 
+/* The slot was burned long ago, and its tombstone with others folded into the floor: the root that was put there is none. */
+static int folded(uint64_t number, struct error *e)
+{
+	return error_set(e, -ERR_ESTALEEPOCH, "another coordinator has burned version %" PRIu64, number);
+}
+
 int publish_index(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e)
 {
 	uint64_t grace_ns = env_in_ms(bundles->env, SETTLE_MS);
 	struct error why = { 0 };
 	enum root_state state;
+	uint64_t floor;
 	int r = index_version(bundles, place, number, true, &state, deadline_ns > grace_ns ? deadline_ns : grace_ns,
 			      &why);
 
+	if (!r && state == ROOT_FOLDED)
+		return folded(number, e);
+	if (r && floor_read(bundles, place, grace_ns, &floor, NULL) == 0 && number < floor)
+		return folded(number, e);
 	if (r)
 		return error_set(e, -ERR_EUNINDEXED, "version %" PRIu64 " is published, but not in the index yet: %s",
 				 number, why.text);
@@ -181,9 +192,12 @@ int slot_publish(struct bundles *bundles, const struct slot *slot, struct versio
 	if (r)
 		return r;
 	point_reached(POINT_ROOT_DURABLE);
-	cache_add(bundles, version);
 	r = publish_index(bundles, &place, version->number, deadline_ns, e);
+	if (r == -ERR_ESTALEEPOCH)
+		return r;
+	cache_add(bundles, version);
 	if (!r)
 		point_reached(POINT_INDEX_DURABLE);
+	bundles_stir(bundles, &place); /* its rule may now be for others to go */
 	return r;
 }

@@ -3,7 +3,7 @@
  *
  * First the generation rises in the store, so that an index of before is refused from now on, and a rebuild that was cut is
  * repeated; last the new index is marked with it. Between them all rows go, and each number and label is looked at as index.c and
- * label.c would. Keys of a bundle come in the order l/, p/, v/; packs are leapt over.
+ * label.c would. Keys of a bundle come in the order floor/, l/, p/, r/, v/; packs are leapt over, numbers below the floor, too.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -36,6 +36,7 @@ struct rebuild {
 	struct place place;
 	struct moves *labels;
 	size_t n_labels;
+	uint64_t floor, rule; /* the highest k; 0: none */
 
 	/* the number, in it; 0: none */
 	uint64_t number;
@@ -158,7 +159,7 @@ static int clear_row(void *arg, struct view key, struct view value)
 
 static int clear_rows(struct rebuild *r)
 {
-	static const char *const prefixes[] = { "b/", "l/", "s/", "v/" };
+	static const char *const prefixes[] = { "b/", "l/", "o/", "s/", "v/" };
 	struct clearing c = { .r = r };
 	int failed = 0;
 
@@ -223,6 +224,8 @@ static int take_version_key(struct rebuild *r, struct view rest)
 
 	if (number_decode(digits, 20, &number) != 0 || !number || !view_equal(view_take(&rest, 1), view_str("/")))
 		return 0; /* no key of ours */
+	if (number < r->floor)
+		return 0;
 	if (number != r->number) {
 		int failed = finish_number(r);
 		if (failed)
@@ -272,6 +275,34 @@ static int take_label_key(struct rebuild *r, struct view rest)
 
 /* ---- a bundle ---- */
 
+/* Before the numbers: nothing below the floor is indexed, and no number below it is given any more. */
+static int set_floor(struct rebuild *r)
+{
+	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
+		_cleanup_(change_fini) struct change change = { 0 };
+		int failed = change_begin(r->bundles, &r->place, NULL, &change, r->deadline_ns, r->e);
+
+		if (failed)
+			return failed;
+		change.row.floor = r->floor;
+		change.row.last = change.row.last < r->floor - 1 ? r->floor - 1 : change.row.last;
+		failed = change_commit(&change, r->deadline_ns, r->e);
+		if (failed != META_CONFLICT)
+			return failed;
+	}
+	return change_failed(r->e, &r->place);
+}
+
+static int take_floor_key(struct rebuild *r, struct view digits)
+{
+	uint64_t number;
+
+	if (number_decode(digits, 20, &number) != 0 || number <= r->floor)
+		return 0;
+	r->floor = number;
+	return set_floor(r);
+}
+
 static int finish_bundle(struct rebuild *r)
 {
 	struct row_bundle row;
@@ -280,6 +311,8 @@ static int finish_bundle(struct rebuild *r)
 	if (!r->in_bundle)
 		return 0;
 	int failed = finish_number(r);
+	if (!failed && r->rule)
+		failed = pass_over(r, rule_take(r->bundles, &r->place, r->rule, r->deadline_ns, &why), &why);
 	for (size_t i = 0; !failed && i < r->n_labels; i++) {
 		const struct moves *moves = &r->labels[i];
 		bool set = false;
@@ -294,6 +327,7 @@ static int finish_bundle(struct rebuild *r)
 		r->counts.bundles += failed >= 0 && row.n_versions > 0;
 	}
 	r->in_bundle = false;
+	r->floor = r->rule = 0;
 	forget_labels(r);
 	return failed < 0 ? failed : 0;
 }
@@ -341,16 +375,23 @@ static int take_key(void *arg, const char *key, char *after)
 {
 	struct rebuild *r = arg;
 	struct view rest;
+	uint64_t k;
 	int failed = enter_bundle(r, key, &rest);
 
-	if (failed || !r->in_bundle || rest.len < 2 || rest.ptr[1] != '/')
+	if (failed || !r->in_bundle)
 		return failed;
+	if (rest.len == 26 && memcmp(rest.ptr, "floor/", 6) == 0)
+		return take_floor_key(r, view_of(rest.ptr + 6, 20));
+	if (rest.len < 2 || rest.ptr[1] != '/')
+		return 0;
 	uint8_t kind = rest.ptr[0];
 	view_take(&rest, 2);
 	if (kind == 'v')
 		return take_version_key(r, rest);
 	if (kind == 'l')
 		return take_label_key(r, rest);
+	if (kind == 'r' && number_decode(rest, 20, &k) == 0 && k > r->rule)
+		r->rule = k;
 	if (kind == 'p') {
 		(void)snprintf(after, BACKEND_KEY_MAX + 1, "%sp0",
 			       r->place.prefix); /* behind all that begin with "p/" */

@@ -52,7 +52,7 @@ static void cut_deletion(struct shelf *shelf, const char *bundle, uint64_t numbe
 	struct error e;
 
 	EXPECT_CALL(place_init(tenant(), view_str(bundle), &place, &e), 0, &e);
-	EXPECT_CALL(delete_begin(shelf->bundles, &place, number, deadline(shelf), &e), 0, &e);
+	EXPECT_CALL(delete_begin(shelf->bundles, &place, number, 7, deadline(shelf), &e), 0, &e);
 	if (steps > 1)
 		EXPECT_CALL(delete_root(shelf->bundles, &place, number, deadline(shelf), &e), 0, &e);
 }

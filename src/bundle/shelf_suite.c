@@ -20,11 +20,14 @@ struct shelf shelf_open(struct bed *bed, int node)
 	struct shelf shelf = { .bed = bed };
 
 	EXPECT_INT(bundles_new(bed->env, bed->nodes[node].cluster, NULL, bed->backend, &shelf.bundles), 0);
+	shelf.bundles->grace_ns = NS_PER_MS; /* instead of a reader's lease */
+	EXPECT_INT(bundles_start(shelf.bundles), 0);
 	return shelf;
 }
 
 void shelf_close(struct shelf *shelf)
 {
+	bundles_stop(shelf->bundles);
 	bundles_free(shelf->bundles);
 	shelf->bundles = NULL;
 }
@@ -155,13 +158,14 @@ static void add_attribute(struct version *version, const char *key, const char *
 
 /* ---- steps ---- */
 
-void save_begin(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed)
+static void begin(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed, uint64_t parent,
+		  const struct fence *fence)
 {
 	struct error e;
 
 	*save = (struct save){ .shelf = shelf };
-	EXPECT_CALL(slot_open(shelf->bundles, tenant(), view_str(bundle), 0xabc000 + seed, 0, NULL, deadline(shelf),
-			      &save->slot, &e),
+	EXPECT_CALL(slot_open(shelf->bundles, tenant(), view_str(bundle), 0xabc000 + seed, parent, fence,
+			      deadline(shelf), &save->slot, &e),
 		    0, &e);
 	EXPECT_CALL(place_init(view_str(save->slot.tenant), view_str(save->slot.bundle), &save->place, &e), 0, &e);
 	save->version = version_new();
@@ -178,6 +182,22 @@ void save_begin(struct save *save, struct shelf *shelf, const char *bundle, uint
 	save->version->number = save->slot.number;
 	save->version->save_id = save->slot.save_id;
 	save->version->generation = cluster_generation(shelf->bundles->cluster);
+}
+
+void save_begin(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed)
+{
+	begin(save, shelf, bundle, seed, 0, NULL);
+}
+
+void save_begin_child(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed, uint64_t parent)
+{
+	begin(save, shelf, bundle, seed, parent, NULL);
+}
+
+void save_begin_fenced(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed,
+		       const struct fence *fence)
+{
+	begin(save, shelf, bundle, seed, 0, fence);
 }
 
 void save_packs(struct save *save)

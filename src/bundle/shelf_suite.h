@@ -29,6 +29,9 @@ struct save {
 	struct place place;
 };
 void save_begin(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed); /* the slot */
+void save_begin_child(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed, uint64_t parent);
+void save_begin_fenced(struct save *save, struct shelf *shelf, const char *bundle, uint64_t seed,
+		       const struct fence *fence); /* under a group's lease */
 void save_packs(struct save *save);
 void save_segments(struct save *save);
 void save_root(struct save *save);

@@ -45,14 +45,15 @@ static int slot_is_ours(struct bundles *bundles, const char *key, const struct s
 }
 
 /* Puts the slot's object under the first number from slot->number on that is free. */
-static int take_number(struct bundles *bundles, const struct place *place, struct slot *slot, uint64_t deadline_ns,
-		       struct error *e)
+static int take_number(struct bundles *bundles, const struct place *place, struct slot *slot, struct view lease,
+		       uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	const struct rec_slot rec = { .tenant = place->tenant,
 				      .bundle = place->bundle,
 				      .parent = slot->parent,
-				      .node = view_str(cluster_node(bundles->cluster)) };
+				      .node = view_str(cluster_node(bundles->cluster)),
+				      .lease = lease };
 	char key[KEY_BYTES];
 
 	if (rec_slot_encode(&rec, &body))
@@ -72,24 +73,57 @@ static int take_number(struct bundles *bundles, const struct place *place, struc
 			 SLOT_TRIES_MAX, slot->number, (int)place->bundle.len, (const char *)place->bundle.ptr);
 }
 
-/* The slot's row, under the fence: from here on everybody finds what its writer may leave behind. */
-static int record_slot(struct bundles *bundles, const struct place *place, const struct slot *slot,
-		       const struct fence *fence, uint64_t deadline_ns, struct error *e)
+/* In the transaction that opens the slot: as long as its row stands, the parent is not deleted. A parent that is gone pins nothing. */
+static int pin_parent(struct bundles *bundles, const struct place *place, struct change *change, struct slot *slot,
+		      uint64_t deadline_ns, struct error *e)
 {
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	const struct row_key key = version_row_key(place, slot->parent);
+	struct row_version row;
+
+	slot->pinned = false;
+	if (!slot->parent)
+		return 0;
+	int r = row_read_version(bundles, place, slot->parent, &bytes, &row, deadline_ns, e);
+	if (r || row.state != ROW_LIVE)
+		return r < 0 ? r : 0;
+	slot->pinned = true;
+	if (row.shared)
+		return 0;
+	row.shared = 1;
+	return change_put_version(change, &key, &row);
+}
+
+static int try_record(struct bundles *bundles, const struct place *place, struct slot *slot, const struct fence *fence,
+		      uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(change_fini) struct change change = { 0 };
 	const struct row_key key = slot_row_key(place, slot->number);
-	const struct row_slot row = { .save_id = slot->save_id, .epoch = slot->epoch, .parent = slot->parent };
+	int r = change_begin(bundles, place, fence, &change, deadline_ns, e);
 
+	if (!r && slot->number < change.row.floor)
+		return error_set(e, -EAGAIN, "number %" PRIu64 " was folded before it could be used", slot->number);
+	if (!r)
+		r = pin_parent(bundles, place, &change, slot, deadline_ns, e);
+	if (r)
+		return r;
+	const struct row_slot row = { .save_id = slot->save_id,
+				      .epoch = slot->epoch,
+				      .parent = slot->pinned ? slot->parent : 0,
+				      .lease = fence ? fence->key : (struct view){ 0 } };
+	if (slot->number > change.row.last)
+		change.row.last = slot->number;
+	r = change_put_slot(&change, &key, &row);
+	return r ? r : change_commit(&change, deadline_ns, e);
+}
+
+/* The slot's row, under the fence: from here on everybody finds what its writer may leave behind. */
+static int record_slot(struct bundles *bundles, const struct place *place, struct slot *slot, const struct fence *fence,
+		       uint64_t deadline_ns, struct error *e)
+{
 	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		_cleanup_(change_fini) struct change change = { 0 };
-		int r = change_begin(bundles, place, fence, &change, deadline_ns, e);
+		int r = try_record(bundles, place, slot, fence, deadline_ns, e);
 
-		if (r)
-			return r;
-		if (slot->number > change.row.last)
-			change.row.last = slot->number;
-		r = change_put_slot(&change, &key, &row);
-		if (!r)
-			r = change_commit(&change, deadline_ns, e);
 		if (r != META_CONFLICT)
 			return r;
 		r = change_pause(bundles, i);
@@ -121,12 +155,12 @@ int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, u
 	if (!slot.tenant || !slot.bundle)
 		return no_memory(e);
 
-	r = take_number(bundles, &place, &slot, deadline_ns, e);
+	r = take_number(bundles, &place, &slot, fence ? fence->key : (struct view){ 0 }, deadline_ns, e);
 	if (r)
 		return r;
 	point_reached(POINT_SLOT_PUT);
 	r = record_slot(bundles, &place, &slot, fence, deadline_ns, e);
-	if (r == -ERR_ESTALEEPOCH)
+	if (r == -ERR_ESTALEEPOCH || r == -EAGAIN)
 		(void)slot_burn(bundles, &slot, deadline_ns,
 				NULL); /* nobody will use it; a rebuild would burn it, too */
 	if (r)
@@ -174,7 +208,26 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 		return r;
 	if (r == BACKEND_EXISTS)
 		r = burn_lost(bundles, &place, slot->number, deadline_ns, e);
-	(void)index_version(bundles, &place, slot->number, true, &state, deadline_ns,
-			    NULL); /* else the next who looks does it */
-	return r;
+	if (index_version(bundles, &place, slot->number, true, &state, deadline_ns,
+			  NULL)) /* else the next who looks does it */
+		return r;
+	return state == ROOT_FOLDED ? 0 : r; /* burned long ago, whatever was put there since */
+}
+
+int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
+		     uint64_t deadline_ns, struct error *e)
+{
+	int over = lease_is_over(bundles, row->lease, row->epoch, deadline_ns, e);
+
+	if (over <= 0)
+		return over;
+	_cleanup_(slot_fini) struct slot slot = { .tenant = view_dup(place->tenant),
+						  .bundle = view_dup(place->bundle),
+						  .number = number,
+						  .save_id = row->save_id,
+						  .epoch = row->epoch };
+	if (!slot.tenant || !slot.bundle)
+		return no_memory(e);
+	int r = slot_burn(bundles, &slot, deadline_ns, e);
+	return r == -EEXIST ? 0 : r ? r : 1; /* its root had come: indexed */
 }

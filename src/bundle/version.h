@@ -59,7 +59,11 @@ struct version {
 	struct version_block *blocks;
 	struct version_pack *packs;
 	size_t n_items, n_pieces, n_blocks, n_packs;
-	struct list cached; /* bundle.c's */
+	bool unindexed; /* when it was last opened the index did not answer: what it would have said is not known */
+
+	struct list cached; /* open.c's */
+	uint64_t leased_ns; /* lease.c's: when this node's lease on it was last asked for; 0: there is none */
+	bool leasing;	    /* one of its requests is under way */
 };
 #define VERSION_MAGIC 0x73725646
 

@@ -236,6 +236,7 @@ int cluster_new(struct env *env, const struct cluster_options *options, struct c
 	list_init(&cluster->unsent);
 	nursery_init(&cluster->nursery, env->loop);
 	waitplace_init(&cluster->quiet);
+	waitplace_init(&cluster->meta_opened);
 	cluster_serve(cluster, MSG_FETCH, fetch_serve, cluster);
 
 	int r = buf_append(&cluster->key, options->key.ptr, options->key.len);

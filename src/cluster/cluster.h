@@ -64,6 +64,12 @@ void cluster_stop(
 void cluster_free(struct cluster *cluster); /* accepts NULL; stopped, or never joined and never called */
 
 struct meta *cluster_meta(struct cluster *cluster); /* embedded or remote */
+/*
+ * On the engine's node, before anybody may believe the engine: peers' requests to it wait. Then cluster_meta_open(): they are served, or
+ * (@why: not NULL) refused with its words until it is called again.
+ */
+void cluster_meta_hold(struct cluster *cluster);
+void cluster_meta_open(struct cluster *cluster, const struct error *why);
 const char *cluster_node(const struct cluster *cluster);
 const char *cluster_address(const struct cluster *cluster);
 const char *cluster_id(const struct cluster *cluster);

@@ -185,4 +185,8 @@ struct cluster {
 	uint64_t transfers;	/* the last number given */
 	unsigned n_sendings;	/* blocks being sent to peers */
 	struct waitplace quiet; /* an incoming or a sending has ended */
+
+	bool meta_held; /* peers' requests to the engine here wait, */
+	struct waitplace meta_opened;
+	struct error meta_refusal; /* or are refused with this */
 };

@@ -100,6 +100,33 @@ int meta_peer_open(struct cluster *cluster, const char *address, struct error *e
 
 /* ---- serving ---- */
 
+void cluster_meta_hold(struct cluster *cluster)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	cluster->meta_held = true;
+}
+
+void cluster_meta_open(struct cluster *cluster, const struct error *why)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	cluster->meta_held = false;
+	cluster->meta_refusal = why ? *why : (struct error){ 0 };
+	wake_all(&cluster->meta_opened);
+}
+
+/* 0, or why the engine here must not be believed. */
+static int await_meta(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
+{
+	while (cluster->meta_held) {
+		int r = wait_at(&cluster->meta_opened, deadline_ns);
+
+		if (r)
+			return error_set(e, r, "the index is still being looked at");
+	}
+	return cluster->meta_refusal.code ? error_set(e, cluster->meta_refusal.code, "%s", cluster->meta_refusal.text) :
+					    0;
+}
+
 int meta_serve(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer, struct error *e)
 {
 	struct cluster *cluster = arg;
@@ -110,7 +137,9 @@ int meta_serve(void *arg, const char *from, struct view body, uint64_t deadline_
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new((enum meta_op)m.op);
 	if (!req || buf_append(&req->in, m.in.ptr, m.in.len))
 		return error_set(e, -ENOMEM, "no memory for a request to the meta engine");
-	int r = meta_call_run(cluster->meta, &req, deadline_ns, e);
+	int r = await_meta(cluster, deadline_ns, e);
+	if (!r)
+		r = meta_call_run(cluster->meta, &req, deadline_ns, e);
 	if (r < 0)
 		return r;
 	const struct msg_meta_reply reply = { .outcome = (uint32_t)r, .out = view_buf(&req->out) };

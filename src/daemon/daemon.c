@@ -16,6 +16,7 @@
 #define JOIN_ATTEMPT_MS	   5000
 #define JOIN_RETRY_MS	   200
 #define REBUILD_TIMEOUT_MS 3600000
+#define CHECK_TIMEOUT_MS   600000
 #define DRAIN_MS	   60000
 
 struct daemon {
@@ -58,6 +59,16 @@ static int rebuild_first(struct daemon *daemon, struct error *e)
 	return r;
 }
 
+/* An older copy of the index would be believed by everybody who asks it. Peers' requests wait until it was looked at. */
+static int check_index(struct daemon *daemon, struct error *e)
+{
+	int r = bundles_check_index(daemon->bundles, env_in_ms(daemon->env, CHECK_TIMEOUT_MS), e);
+
+	if (!r || r == -ERR_EREBUILD)
+		cluster_meta_open(daemon->cluster, r ? e : NULL);
+	return r;
+}
+
 /* Tries until it has joined: the node with the engine may start later, or its index may have to be rebuilt first. */
 static int join(void *arg)
 {
@@ -68,6 +79,8 @@ static int join(void *arg)
 		struct error e = { 0 }; /* an attempt's own: what it meets on its way is not yet why it failed */
 		int r = daemon->rebuild ? rebuild_first(daemon, &e) : 0;
 
+		if (!r && daemon->meta)
+			r = check_index(daemon, &e);
 		if (!r)
 			r = cluster_join(daemon->cluster, env_in_ms(daemon->env, JOIN_ATTEMPT_MS), &e);
 		if (!r)
@@ -84,6 +97,9 @@ static int join(void *arg)
 		if (r)
 			return r;
 	}
+	int r = bundles_start(daemon->bundles);
+	if (r)
+		return r;
 	daemon->joined = true;
 	logm(LOG_INFO, "daemon.joined", "node=%s address=%s generation=%u", cluster_node(daemon->cluster),
 	     cluster_address(daemon->cluster), cluster_generation(daemon->cluster));
@@ -111,6 +127,8 @@ static int open_rooms(struct daemon *daemon, const struct daemon_options *option
 		return r;
 	cluster.pool = daemon->pool;
 	r = cluster_new(daemon->env, &cluster, &daemon->cluster, e);
+	if (!r && daemon->meta)
+		cluster_meta_hold(daemon->cluster);
 	if (!r)
 		r = store_new(daemon->env, daemon->pool, daemon->cluster, daemon->backend, &daemon->store);
 	if (!r)
@@ -152,6 +170,7 @@ void daemon_stop(struct daemon *daemon)
 		door_native_stop(daemon->door); /* no new work */
 	if (daemon->groups)
 		groups_stop(daemon->groups);
+	bundles_stop(daemon->bundles);
 	if (daemon->cluster)
 		cluster_stop(daemon->cluster); /* nobody calls any more, nobody is called */
 	door_native_free(TAKE(daemon->door));

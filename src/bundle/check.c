@@ -1,0 +1,179 @@
+/*
+ * bundle/check.c: is the index as new as the store? An engine whose files were put back from an older copy, of the same generation, does
+ * not know what was published since. Three things rise and are in both: a bundle's numbers, the moves of each label, and its rules. So
+ * of each bundle only what comes behind the index's last of each is asked for, not all that there is.
+ *
+ * A slot without a root may be behind: its writer can have died before its row. A root cannot, since its slot's row was durable before;
+ * nor can a move or a rule that the index did not announce.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/cleanup.h"
+#include "bundle/inside.h"
+
+struct checking {
+	struct bundles *bundles;
+	uint64_t deadline_ns;
+	struct error *e;
+	struct place place;
+	struct row_bundle row;
+	char key[BACKEND_KEY_MAX + 1]; /* of the walk over bundles */
+	char at[BACKEND_KEY_MAX + 1];  /* in one of them */
+};
+
+static int older(struct checking *c, const char *key)
+{
+	return error_set(c->e, -ERR_EREBUILD,
+			 "the index is older than the store: it does not know %s; run forebay meta rebuild", key);
+}
+
+/* The first key behind @after under @prefix; "" if there is none. */
+static int next_key(struct checking *c, const char *prefix, const char *after, char ret[BACKEND_KEY_MAX + 1])
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_LIST, prefix);
+
+	if (!call)
+		return no_memory(c->e);
+	(void)snprintf(call->req.after, sizeof(call->req.after), "%s", after);
+	call->req.len = 1;
+	int r = backend_call_run(c->bundles->backend, &call, c->deadline_ns, c->e);
+	if (!r)
+		(void)snprintf(ret, BACKEND_KEY_MAX + 1, "%s", call->req.got ? (const char *)call->req.out.ptr : "");
+	return r;
+}
+
+static bool begins(const char *key, const char *prefix)
+{
+	return strncmp(key, prefix, strlen(prefix)) == 0;
+}
+
+static bool ends(const char *key, const char *end)
+{
+	size_t n = strlen(key), m = strlen(end);
+
+	return n >= m && strcmp(key + n - m, end) == 0;
+}
+
+/* Behind the last number no root. Keys of slots are few: one that was never recorded for each crash. */
+static int check_numbers(struct checking *c)
+{
+	char prefix[KEY_BYTES], *key = c->at;
+
+	(void)snprintf(prefix, sizeof(prefix), "%sv/", c->place.prefix);
+	(void)snprintf(key, sizeof(c->at), "%s%020" PRIu64 "/~", prefix, c->row.last);
+	for (;;) {
+		int r = next_key(c, prefix, key, key);
+
+		if (r || !*key)
+			return r;
+		if (ends(key, "/root"))
+			return older(c, key);
+	}
+}
+
+static int check_rules(struct checking *c)
+{
+	char prefix[KEY_BYTES], *key = c->at;
+	uint64_t known = c->row.pending_rule > c->row.rule ? c->row.pending_rule : c->row.rule;
+
+	(void)snprintf(prefix, sizeof(prefix), "%sr/", c->place.prefix);
+	rule_key(&c->place, known, key);
+	int r = next_key(c, prefix, key, key);
+	return r || !*key ? r : older(c, key);
+}
+
+/* Each label's moves: the highest known, then on to the next label. */
+static int check_labels(struct checking *c)
+{
+	char prefix[KEY_BYTES], at[KEY_BYTES], *key = c->at;
+
+	(void)snprintf(prefix, sizeof(prefix), "%sl/", c->place.prefix);
+	int r = next_key(c, prefix, "", key);
+	while (!r && *key) {
+		_cleanup_(buf_fini) struct buf label = { 0 };
+		const char *part = key + strlen(prefix), *slash = strchr(part, '/');
+		struct row_label row = { 0 };
+
+		if (slash && name_decode(view_of(part, (size_t)(slash - part)), &label) == 0 &&
+		    label_name_check(view_buf(&label), NULL) == 0) {
+			r = row_read_label(c->bundles, &c->place, view_buf(&label), &row, c->deadline_ns, c->e);
+			if (r < 0)
+				return r;
+			label_key(&c->place, view_buf(&label), row.pending_move ? row.pending_move : row.move, at);
+			r = next_key(c, prefix, at, key);
+			if (!r && begins(key, prefix) && strncmp(key, at, strlen(at) - 20) == 0)
+				return older(c, key);
+		} else {
+			r = next_key(c, prefix, key, key); /* no key of ours */
+		}
+	}
+	return r;
+}
+
+static int check_bundle(struct checking *c)
+{
+	int r = row_read_bundle(c->bundles, &c->place, &c->row, c->deadline_ns, c->e);
+
+	if (r >= 0)
+		r = check_numbers(c);
+	if (!r)
+		r = check_rules(c);
+	return r ? r : check_labels(c);
+}
+
+/* "t/<tenant>/b/<bundle>/": its length, or 0. */
+static size_t bundle_prefix(const char *key)
+{
+	const char *at = key;
+
+	for (int i = 0; i < 4; i++) {
+		at = strchr(at, '/');
+		if (!at++)
+			return 0;
+	}
+	return (size_t)(at - key);
+}
+
+/* The bundle of c->key, if it is one of ours. */
+static int check_key(struct checking *c)
+{
+	_cleanup_(buf_fini) struct buf tenant = { 0 }, bundle = { 0 };
+	const char *t = strchr(c->key, '/') + 1, *b = strchr(t, '/'), *name = b ? strchr(b + 1, '/') : NULL;
+	const char *end = name ? strchr(name + 1, '/') : NULL;
+
+	if (!end || name_decode(view_of(t, (size_t)(b - t)), &tenant) != 0 ||
+	    name_decode(view_of(name + 1, (size_t)(end - name - 1)), &bundle) != 0 ||
+	    place_init(view_buf(&tenant), view_buf(&bundle), &c->place, NULL) != 0)
+		return 0;
+	return check_bundle(c);
+}
+
+int bundles_check_index(struct bundles *bundles, uint64_t deadline_ns, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	_cleanup_(buf_fini) struct buf generation = { 0 };
+	struct error absent = { 0 };
+	int r = meta_get(cluster_meta(bundles->cluster), view_str(CLUSTER_GENERATION_KEY), &generation, deadline_ns,
+			 &absent);
+
+	if (r)
+		return r == -ENOENT ? 0 : error_set(e, r, "%s", absent.text);
+	_cleanup_(cleanup_mem) struct checking *c = calloc(1, sizeof(*c));
+	if (!c)
+		return no_memory(e);
+	*c = (struct checking){ .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
+	while (!(r = next_key(c, "t/", c->key, c->key)) && *c->key) {
+		r = check_key(c);
+		if (r)
+			return r;
+		size_t prefix = bundle_prefix(c->key);
+		if (prefix)
+			(void)snprintf(c->key + prefix, sizeof(c->key) - prefix, "~"); /* behind all of that bundle */
+	}
+	return r;
+}

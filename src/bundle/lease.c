@@ -1,0 +1,234 @@
+/*
+ * bundle/lease.c: who is over, and who reads: the two questions that are asked of leases in the meta engine.
+ *
+ * A coordinator is over when its group's lease has a higher epoch, was given back, or can be taken. To take it raises the epoch, so
+ * whoever held it is fenced out from then on, as by a successor.
+ *
+ * A reader's lease is one for each version and node. A reader takes it and then looks whether the version still lives; a deletion
+ * marks the version dying and then looks for leases. So of the two at least one sees the other.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "bundle/inside.h"
+
+static struct meta *meta_of(struct bundles *bundles)
+{
+	return cluster_meta(bundles->cluster);
+}
+
+/* 0, META_HELD, error. */
+static int take(struct bundles *bundles, struct view key, uint64_t holder, uint32_t ttl_ms, uint64_t deadline_ns,
+		struct error *e)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_LEASE);
+	int r = req ? meta_put_lease(req, key, holder, ttl_ms) : -ENOMEM;
+
+	return r ? error_set(e, r, "cannot ask for a lease") : meta_call_run(meta_of(bundles), &req, deadline_ns, e);
+}
+
+static int give_back(struct bundles *bundles, struct view key, uint64_t holder, uint64_t deadline_ns)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
+	int r = req ? meta_put_lease(req, key, holder, 0) : -ENOMEM;
+
+	return r ? r : meta_call_run(meta_of(bundles), &req, deadline_ns, NULL);
+}
+
+/* Takes a lease that nobody holds any more, and gives it back at once. 0: it was taken; META_HELD; error. */
+static int supplant(struct bundles *bundles, struct view key, uint64_t deadline_ns, struct error *e)
+{
+	uint64_t holder = 0;
+
+	while (!holder)
+		bundles->env->ops->random(bundles->env, &holder, sizeof(holder));
+	int r = take(bundles, key, holder, 1, deadline_ns, e);
+	if (!r)
+		(void)give_back(bundles, key, holder, deadline_ns); /* else it ends by itself, after a millisecond */
+	return r;
+}
+
+/* ---- coordinators ---- */
+
+int lease_is_over(struct bundles *bundles, struct view lease, uint64_t epoch, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	uint64_t holder, now;
+
+	if (!lease.len)
+		return 0; /* of no group: nobody can tell */
+	int r = meta_get(meta_of(bundles), lease, &record, deadline_ns, e);
+	if (r == -ENOENT)
+		return 0; /* an engine that has forgotten: a rebuild ends what was before it */
+	if (r)
+		return r;
+	if (meta_out_lease(view_buf(&record), &holder, &now))
+		return row_damaged(e, "a lease");
+	if (now != epoch || !holder)
+		return now >= epoch;
+	r = supplant(bundles, lease, deadline_ns, e);
+	return r < 0 ? r : r == 0;
+}
+
+/* ---- readers ---- */
+
+/* The same in each life of the node, so that a daemon that starts again takes its old leases over. */
+static uint64_t reader_of(const struct bundles *bundles)
+{
+	const char *node = cluster_node(bundles->cluster);
+
+	return hash64(node, strlen(node), 0) | 1;
+}
+
+int reader_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		 struct error *e)
+{
+	const struct row_key key = reader_row_key(place, number, cluster_node(bundles->cluster));
+	int r = take(bundles, row_key_view(&key), reader_of(bundles), READER_LEASE_MS, deadline_ns, e);
+
+	return r == META_HELD ? error_set(e, -EBUSY, "a deletion looks at version %" PRIu64, number) : r;
+}
+
+void reader_end(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
+{
+	const struct row_key key = reader_row_key(place, number, cluster_node(bundles->cluster));
+
+	(void)give_back(bundles, row_key_view(&key), reader_of(bundles), deadline_ns);
+}
+
+struct looking {
+	struct bundles *bundles;
+	struct change *change; /* takes the rows away; NULL: looks who holds them */
+	size_t prefix;
+	uint64_t number, deadline_ns;
+	struct error *e;
+};
+
+static int look_at_reader(void *arg, struct view key, struct view value)
+{
+	const struct looking *l = arg;
+	struct view node = key;
+	uint64_t holder, epoch;
+
+	if (l->change)
+		return meta_txn_delete(l->change->req, key);
+	if (meta_out_lease(value, &holder, &epoch))
+		return row_damaged(l->e, "a reader");
+	if (!holder)
+		return 0;
+	int r = supplant(l->bundles, key, l->deadline_ns, l->e);
+	view_take(&node, l->prefix);
+	return r == META_HELD ? error_set(l->e, -EBUSY, "version %" PRIu64 " is being read on node %.*s", l->number,
+					  (int)node.len, (const char *)node.ptr) :
+				r;
+}
+
+static int walk_readers(struct looking *l, const struct place *place)
+{
+	const struct row_key prefix = readers_prefix(place, l->number);
+
+	l->prefix = prefix.len;
+	return rows_each(l->bundles, row_key_view(&prefix), (struct view){ 0 }, look_at_reader, l, l->deadline_ns,
+			 l->e);
+}
+
+int readers_check(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		  struct error *e)
+{
+	struct looking l = { .bundles = bundles, .number = number, .deadline_ns = deadline_ns, .e = e };
+
+	return walk_readers(&l, place);
+}
+
+int readers_forget(struct bundles *bundles, struct change *change, const struct place *place, uint64_t number,
+		   uint64_t deadline_ns, struct error *e)
+{
+	struct looking l = { .bundles = bundles,
+			     .change = change,
+			     .number = number,
+			     .deadline_ns = deadline_ns,
+			     .e = e };
+
+	return walk_readers(&l, place);
+}
+
+int lease_hold(struct bundles *bundles, const char *key, uint32_t ttl_ms, uint64_t deadline_ns, struct error *e)
+{
+	return take(bundles, view_str(key), reader_of(bundles), ttl_ms, deadline_ns, e);
+}
+
+/* ---- keeping ---- */
+
+/* Does it have to be asked for again? */
+static bool is_due(const struct bundles *bundles, const struct version *version)
+{
+	return env_now(bundles->env) - version->leased_ns > READER_LEASE_MS / 3 * NS_PER_MS;
+}
+
+/* 0: it needs nothing now; 1: it was asked for or given back, so the list may be another; negative: that failed. */
+static int keep_one(struct bundles *bundles, struct version *version)
+{
+	_cleanup_(cleanup_version_put) struct version *held = NULL;
+	bool idle = version->refs == 1;
+	uint64_t asked_ns = env_now(bundles->env), deadline_ns = env_in_ms(bundles->env, READER_LEASE_MS / 3);
+	struct place place;
+	int r = 0;
+
+	if (!version->leased_ns || version->leasing || (!idle && !is_due(bundles, version)) ||
+	    place_init(view_str(version->tenant), view_str(version->bundle), &place, NULL))
+		return 0;
+	held = version_get(version);
+	version->leasing = true;
+	version->leased_ns = idle ? 0 : version->leased_ns;
+	if (idle)
+		reader_end(bundles, &place, version->number, deadline_ns);
+	else
+		r = reader_begin(bundles, &place, version->number, deadline_ns, NULL);
+	if (!idle && !r)
+		version->leased_ns = asked_ns;
+	version->leasing = false;
+	return r ? r : 1;
+}
+
+int readers_keep(void *arg)
+{
+	struct bundles *bundles = arg;
+	int r = 0;
+
+	while (!r) {
+		bool leased = false;
+		int kept = 0;
+
+		list_each(node, &bundles->cached) {
+			struct version *version = list_entry(node, struct version, cached);
+
+			leased |= version->leased_ns != 0;
+			kept = keep_one(bundles, version);
+			if (kept)
+				break;
+		}
+		if (kept <= 0)
+			r = leased ? fiber_sleep_until(env_in_ms(bundles->env, READER_TICK_MS)) :
+				     wait_at(&bundles->stirred, env_in_ms(bundles->env, IDLE_MS));
+		r = r == -ETIMEDOUT ? 0 : r;
+	}
+	return 0;
+}
+
+void readers_stop(struct bundles *bundles)
+{
+	uint64_t deadline_ns = env_in_ms(bundles->env, READER_TICK_MS);
+	struct place place;
+
+	list_each(node, &bundles->cached) {
+		struct version *version = list_entry(node, struct version, cached);
+
+		if (version->leased_ns &&
+		    !place_init(view_str(version->tenant), view_str(version->bundle), &place, NULL))
+			reader_end(bundles, &place, version->number, deadline_ns);
+		version->leased_ns = 0;
+	}
+}

@@ -1,0 +1,392 @@
+/*
+ * bundle/scan.c: one look at everything that lies under a bundle: what lives, and what nothing needs any more.
+ *
+ * Alive are the packs and segments that a root names, those of a save whose slot has not ended, and those of a version that an open
+ * slot has as its parent. An object may go when it is not among these and the save that wrote it has ended, which the root key of its
+ * slot says. What belongs to no slot is not understood, and stays.
+ *
+ * The store is looked at, not the index. But the index tells whether anything has changed meanwhile: each slot that opens and each
+ * version that dies changes the bundle's row. If the row is the same before and after, nothing that is found dead can have been named.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "bundle/scan.h"
+
+/* What a map says of a key; never NULL. */
+static char mark_seen, mark_named;
+
+/* What is known of a save. */
+struct saved {
+	enum ended ended;
+	uint64_t number;
+};
+
+static struct view save_view(const uint64_t *save_id)
+{
+	return view_of(save_id, sizeof(*save_id));
+}
+
+void scan_init(struct scan *scan, struct bundles *bundles, const struct place *place, uint64_t deadline_ns,
+	       struct error *e)
+{
+	*scan = (struct scan){ .bundles = bundles, .place = place, .deadline_ns = deadline_ns, .e = e };
+	map_init(&scan->live);
+	map_init(&scan->saves);
+	map_init(&scan->parents);
+}
+
+void scan_fini(struct scan *scan)
+{
+	for (struct map_slot *at = map_first(&scan->saves); at; at = map_next(at))
+		free(map_value(at));
+	map_fini(&scan->live);
+	map_fini(&scan->saves);
+	map_fini(&scan->parents);
+	buf_fini(&scan->dead);
+	buf_fini(&scan->segments);
+	free(scan->folded);
+}
+
+/* @may_lack: nobody is alarmed if it is missing. */
+static int keep(struct scan *scan, struct view part, bool may_lack)
+{
+	if (scan->live.n >= SCAN_LIVE_MAX)
+		return error_set(scan->e, -E2BIG, "bundle %.*s has more than %u packs and segments that live",
+				 (int)scan->place->bundle.len, (const char *)scan->place->bundle.ptr, SCAN_LIVE_MAX);
+	int r = map_put(&scan->live, part, may_lack ? &mark_seen : &mark_named);
+	return r == -ENOMEM ? no_memory(scan->e) : 0;
+}
+
+static int keep_all(struct scan *scan, struct list_view packs, struct list_view segments, bool may_lack)
+{
+	struct rec_segment segment;
+	struct rec_pack pack;
+	int r = 0;
+
+	while (!r && rec_pack_next(&packs, &pack) == 0)
+		r = keep(scan, pack.key, may_lack);
+	while (!r && rec_segment_next(&segments, &segment) == 0)
+		r = keep(scan, segment.key, may_lack);
+	return r;
+}
+
+/* The first word counts: that of an open slot's row. */
+static int note_save(struct scan *scan, uint64_t save_id, uint64_t number, enum ended ended)
+{
+	struct saved *saved = malloc(sizeof(*saved));
+	int r = saved ? map_put(&scan->saves, save_view(&save_id), saved) : -ENOMEM;
+
+	if (r)
+		free(saved);
+	else
+		*saved = (struct saved){ .ended = ended, .number = number };
+	return r == -ENOMEM ? no_memory(scan->e) : 0;
+}
+
+/* ---- open slots, by their rows ---- */
+
+static int take_slot_row(void *arg, struct view key, struct view value)
+{
+	struct scan *scan = arg;
+	struct row_slot row;
+	uint64_t number;
+
+	view_take(&key, scan->prefix);
+	if (number_decode(key, 20, &number) != 0 || row_slot_decode(value, &row) != 0)
+		return row_damaged(scan->e, "a slot");
+	if (number < scan->lowest)
+		scan->lowest = number;
+	int r = note_save(scan, row.save_id, number, ENDED_NOT);
+	if (!r && row.parent) {
+		r = map_put(&scan->parents, save_view(&row.parent), &mark_named);
+		r = r == -EEXIST ? 0 : r;
+		if (row.parent < scan->lowest)
+			scan->lowest = row.parent;
+	}
+	return r;
+}
+
+/* ---- numbers ---- */
+
+static int append_key(struct buf *keys, const char *key, struct error *e)
+{
+	return buf_append(keys, key, strlen(key) + 1) ? no_memory(e) : 0;
+}
+
+static int add_dead(struct scan *scan, const char *key, enum ended ended)
+{
+	uint8_t how = (uint8_t)ended;
+
+	scan->n_dead++;
+	return buf_append(&scan->dead, &how, 1) ? no_memory(scan->e) : append_key(&scan->dead, key, scan->e);
+}
+
+static void not_understood(struct scan *scan, const char *key)
+{
+	scan->n_unclear++;
+	if (scan->unclear)
+		scan->unclear(scan->arg, key);
+}
+
+/* A slot without an end whose row is not there: its writer died between the two, or is about to write it. */
+static int look_at_slot(struct scan *scan, uint64_t number)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct record_head head;
+	struct rec_slot rec;
+	struct view body;
+	char key[KEY_BYTES];
+
+	if (number < scan->lowest)
+		scan->lowest = number;
+	slot_key(scan->place, number, key);
+	int r = object_open(scan->bundles, key, RECORD_SMALL_MAX, &bytes, &head, &body, scan->deadline_ns, scan->e);
+	if (r == -ERR_EDAMAGED)
+		return 0; /* nothing can be said of it: a rebuild burns it */
+	if (!r && (head.kind != RECORD_SLOT || rec_slot_decode(body, &rec) != 0))
+		return 0;
+	if (r)
+		return r;
+	const struct row_slot row = { .save_id = head.save_id, .epoch = head.epoch, .lease = rec.lease };
+	r = note_save(scan, head.save_id, number, ENDED_NOT);
+	if (!r)
+		r = slot_settle_dead(scan->bundles, scan->place, number, &row, scan->deadline_ns, scan->e);
+	scan->n_burned += r == 1;
+	return r < 0 ? r : 0;
+}
+
+static int add_folded(struct scan *scan, uint64_t number)
+{
+	if (!(scan->n_folded & (scan->n_folded - 1))) {
+		uint64_t *more = reallocarray(scan->folded, scan->n_folded ? 2 * scan->n_folded : 1, sizeof(*more));
+
+		if (!more)
+			return no_memory(scan->e);
+		scan->folded = more;
+	}
+	scan->folded[scan->n_folded++] = number;
+	return 0;
+}
+
+static int look_at_root(struct scan *scan, uint64_t number, enum ended *ret)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	bool pinned = map_get(&scan->parents, save_view(&number)) != NULL;
+	int r = root_read(scan->bundles, scan->place, number, &object, scan->deadline_ns, scan->e);
+
+	if (r)
+		return r;
+	if (object.state == ROOT_NONE) { /* listed, and not shown now */
+		*ret = ENDED_NOT;
+		scan->moved = true;
+		return 0;
+	}
+	*ret = object.state == ROOT_PUBLISHED ? ENDED_PUBLISHED :
+	       object.state == ROOT_DELETED   ? ENDED_DELETED :
+						ENDED_BURNED;
+	r = note_save(scan, object.head.save_id, number, *ret);
+	if (object.state == ROOT_PUBLISHED && number < scan->lowest)
+		scan->lowest = number;
+	if (!r && object.state == ROOT_PUBLISHED)
+		return keep_all(scan, object.root.packs, object.root.segments, false);
+	if (!r && pinned)
+		r = keep_all(scan, object.tomb.packs, object.tomb.segments, true);
+	return r ? r : add_folded(scan, number);
+}
+
+static int sort_segments(struct scan *scan, enum ended ended, bool has_slot)
+{
+	const char *end = (const char *)scan->segments.ptr + scan->segments.len;
+	int r = 0;
+
+	for (const char *key = (const char *)scan->segments.ptr; !r && key < end; key += strlen(key) + 1) {
+		if (map_get(&scan->live, view_str(key + strlen(scan->place->prefix))))
+			(void)0;
+		else if (ended != ENDED_NOT)
+			r = add_dead(scan, key, ended);
+		else if (!has_slot)
+			not_understood(scan, key);
+	}
+	scan->segments.len = 0;
+	return r;
+}
+
+static int finish_number(struct scan *scan)
+{
+	enum ended ended = ENDED_NOT;
+	uint64_t number = scan->number;
+	char key[KEY_BYTES];
+	int r = 0;
+
+	scan->number = 0;
+	if (!number)
+		return 0;
+	if (number < scan->row.floor) { /* nothing below it exists: late words of somebody who was overtaken */
+		ended = ENDED_BURNED;
+		root_key(scan->place, number, key);
+		if (scan->has_root)
+			r = add_dead(scan, key, ended);
+		slot_key(scan->place, number, key);
+		if (!r && scan->has_slot)
+			r = add_dead(scan, key, ended);
+	} else if (scan->has_root) {
+		r = look_at_root(scan, number, &ended);
+	} else if (scan->has_slot) {
+		r = look_at_slot(scan, number);
+	}
+	return r ? r : sort_segments(scan, ended, scan->has_slot);
+}
+
+static int take_version_key(void *arg, const char *key, char *after)
+{
+	struct scan *scan = arg;
+	struct view rest = view_str(key + scan->prefix), digits = view_take(&rest, 20);
+	uint64_t number;
+
+	if (number_decode(digits, 20, &number) != 0 || !number || !view_equal(view_take(&rest, 1), view_str("/"))) {
+		not_understood(scan, key);
+		return 0;
+	}
+	if (number != scan->number) {
+		int r = finish_number(scan);
+		if (r)
+			return r;
+		scan->number = number;
+		scan->has_root = scan->has_slot = false;
+	}
+	if (view_equal(rest, view_str("root")))
+		scan->has_root = true;
+	else if (view_equal(rest, view_str("slot")))
+		scan->has_slot = true;
+	else
+		return append_key(&scan->segments, key, scan->e);
+	return 0;
+}
+
+/* ---- packs, and the rest ---- */
+
+/* A tombstone stays as long as packs of its save do, which others name: without it nobody would know that they may go one day. */
+static void keep_tombstone(struct scan *scan, const struct saved *saved)
+{
+	if (saved && saved->ended != ENDED_PUBLISHED && saved->number < scan->lowest)
+		scan->lowest = saved->number;
+}
+
+static int take_pack_key(void *arg, const char *key, char *after)
+{
+	struct scan *scan = arg;
+	const struct view part = view_str(key + strlen(scan->place->prefix));
+	uint64_t save_id;
+	const struct saved *saved = save_of_key(key, &save_id) ? NULL : map_get(&scan->saves, save_view(&save_id));
+
+	if (map_remove(&scan->live, part)) {
+		keep_tombstone(scan, saved);
+		return map_put(&scan->live, part, &mark_seen) ? no_memory(scan->e) : 0;
+	}
+	if (!saved)
+		not_understood(scan, key);
+	else if (saved->ended != ENDED_NOT)
+		return add_dead(scan, key, saved->ended);
+	return 0;
+}
+
+/* Keys beside v/ and p/: floors, labels' moves and rules are ours. */
+static int take_other_key(void *arg, const char *key, char *after)
+{
+	struct scan *scan = arg;
+	struct view rest = view_str(key + strlen(scan->place->prefix));
+	uint64_t number;
+
+	if (rest.len > 2 && rest.ptr[1] == '/' && (rest.ptr[0] == 'v' || rest.ptr[0] == 'p')) {
+		(void)snprintf(after, BACKEND_KEY_MAX + 1, "%s%c0", scan->place->prefix, rest.ptr[0]);
+		return KEYS_LEAP;
+	}
+	if (rest.len > 2 && memcmp(rest.ptr, "l/", 2) == 0)
+		return 0;
+	if (rest.len == 22 && memcmp(rest.ptr, "r/", 2) == 0)
+		return 0;
+	if (rest.len == 26 && memcmp(rest.ptr, "floor/", 6) == 0) {
+		view_take(&rest, 6);
+		if (number_decode(rest, 20, &number) == 0) {
+			if (number < scan->row.floor)
+				return add_dead(scan, key, ENDED_BURNED);
+			scan->floor_found = number > scan->floor_found ? number : scan->floor_found;
+			return 0;
+		}
+	}
+	not_understood(scan, key);
+	return 0;
+}
+
+/* ---- packs that are missing ---- */
+
+static int look_for_missing(struct scan *scan)
+{
+	for (struct map_slot *at = map_first(&scan->live); at; at = map_next(at)) {
+		struct view part = map_key(at);
+		char key[KEY_BYTES];
+
+		if (map_value(at) == &mark_seen || part.len < 2 || part.ptr[0] != 'p')
+			continue;
+		if ((size_t)snprintf(key, sizeof(key), "%s%.*s", scan->place->prefix, (int)part.len,
+				     (const char *)part.ptr) >= sizeof(key))
+			continue;
+		_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_HEAD, key);
+		if (!call)
+			return no_memory(scan->e);
+		call->known = true; /* a list may be late, a name that is known is asked for until it must be shown */
+		int r = backend_call_run(scan->bundles->backend, &call, scan->deadline_ns, NULL);
+		if (r == -ENOENT) {
+			scan->n_missing++;
+			(void)snprintf(scan->missing, sizeof(scan->missing), "%s", key);
+		} else if (r) {
+			return error_set(scan->e, r, "cannot look for %s", key);
+		}
+	}
+	return 0;
+}
+
+/* ---- the whole ---- */
+
+static int walk(struct scan *scan, const char *below, keys_fn each)
+{
+	char prefix[KEY_BYTES];
+
+	(void)snprintf(prefix, sizeof(prefix), "%s%s", scan->place->prefix, below);
+	scan->prefix = strlen(prefix);
+	return keys_each(scan->bundles, prefix, each, scan, scan->deadline_ns, scan->e);
+}
+
+int scan_run(struct scan *scan)
+{
+	const struct row_key slots = rows_prefix('s', scan->place);
+	struct row_bundle after;
+
+	int r = row_read_bundle(scan->bundles, scan->place, &scan->row, scan->deadline_ns, scan->e);
+	if (r < 0)
+		return r;
+	scan->lowest = scan->row.last + 1;
+	scan->prefix = slots.len;
+	r = rows_each(scan->bundles, row_key_view(&slots), (struct view){ 0 }, take_slot_row, scan, scan->deadline_ns,
+		      scan->e);
+	if (!r)
+		r = walk(scan, "v/", take_version_key);
+	if (!r)
+		r = finish_number(scan);
+	if (!r)
+		r = walk(scan, "p/", take_pack_key);
+	if (!r)
+		r = walk(scan, "", take_other_key);
+	if (!r)
+		r = look_for_missing(scan);
+	if (!r)
+		r = row_read_bundle(scan->bundles, scan->place, &after, scan->deadline_ns, scan->e);
+	if (r < 0)
+		return r;
+	return scan->moved || after.changes != scan->row.changes ? SCAN_MOVED : 0;
+}
