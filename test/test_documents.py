@@ -141,6 +141,30 @@ def test_the_page_of_metrics_is_the_table_of_the_source():
     assert [row for row in rows(page("metrics.md"), 5) if row[0] != "name"] == metrics()
 
 
+# ---- logs.md -------------------------------------------------------------------------------------------------------------------
+
+
+def events() -> list[list[str]]:
+    """Each event of the source: its name, its levels, its values in their order."""
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.c")):
+        if path.name.endswith(("_test.c", "_suite.c")) or path.name == "log.c":
+            continue
+        source = re.sub(r'"\s*PRI\w+\s*"?', "", path.read_text())
+        for levels, name, values in re.findall(r'\blogm\(([^"]*?),\s*"([^"]+)",\s*((?:"(?:\\.|[^"\\])*"\s*)+)', source):
+            assert name not in found, f"{name} is said at two places"
+            said = [level.lower() for level in re.findall(r"LOG_(\w+)", levels)]
+            found[name] = [f"`{name}`", ", ".join(said), ", ".join(re.findall(r"(\w+)=", values))]
+    return [found[name] for name in sorted(found)]
+
+
+def test_each_event_of_the_log_is_in_its_page_and_no_other():
+    told = [row for row in rows(page("logs.md"), 4) if row[0] != "event"]
+    assert len(told) > 5
+    assert sorted(row[:3] for row in told if row[0] != "`log.left-out`") == events()
+    assert not [row for row in told if len(row[3]) < 20]
+
+
 # ---- formats.md -----------------------------------------------------------------------------------------------------------------
 
 RANKS = 3

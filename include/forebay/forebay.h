@@ -256,6 +256,10 @@ struct forebay_node_info {
 	const char *name, *address, *domain;
 	uint64_t incarnation, pool_bytes, pool_used_bytes;
 	int up;
+	const char *http; /* where /metrics is served; "": nowhere, or not known */
+	uint32_t clients; /* sessions */
+	/* Since the daemon began: what it has captured, copied from others, written to the store, read from store and peers. */
+	uint64_t captured_bytes, copied_bytes, uploaded_bytes, read_bytes;
 };
 struct forebay_save_info {
 	size_t size;

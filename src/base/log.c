@@ -16,6 +16,7 @@ static struct {
 	enum log_level level;
 	void (*sink)(void *arg, enum log_level level, const char *line);
 	void *arg;
+	const char *node;
 } setup = { .level = LOG_WARN }; /* written once, before threads start */
 
 void log_setup(enum log_level level, void (*sink)(void *arg, enum log_level level, const char *line), void *arg)
@@ -40,6 +41,11 @@ bool log_gate_pass(struct log_gate *gate, const char *event, uint64_t now_s, uin
 		*slot = (struct log_gate_slot){ .event = event, .since_s = now_s };
 	}
 	return ++slot->lines <= LOG_LINES_A_WINDOW;
+}
+
+void log_node(const char *node)
+{
+	setup.node = node;
 }
 
 /* One write per line, so that lines of several threads never mix. */
@@ -100,7 +106,8 @@ void logm(enum log_level level, const char *event, const char *format, ...)
 	if (level > setup.level)
 		return;
 	count(COUNT_LOG_ERRORS + level, 1);
-	n = snprintf(line, sizeof(line), "%s ", event);
+	n = snprintf(line, sizeof(line), "%s %s%s%s", event, setup.node ? "node=" : "", setup.node ? setup.node : "",
+		     setup.node ? " " : "");
 	len = n < 0 ? 0 : (size_t)n < sizeof(line) ? (size_t)n : sizeof(line) - 1;
 	va_start(args, format);
 	n = vsnprintf(line + len, sizeof(line) - len, format, args);

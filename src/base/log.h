@@ -17,6 +17,9 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 /* @sink gets whole lines without the newline; NULL: standard error with a time stamp. Call before threads start. */
 void log_setup(enum log_level level, void (*sink)(void *arg, enum log_level level, const char *line), void *arg);
 
+/* Lines say from now on that they are of @node, right behind the event. It stays the caller's. Call before threads start. */
+void log_node(const char *node);
+
 /* logm(LOG_INFO, "save.durable", "save=%s version=%lu", ...): the event's name, then key=value pairs. */
 void logm(enum log_level level, const char *event, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

@@ -37,6 +37,16 @@ static void a_line_is_the_event_and_its_values(void **state)
 	assert_int_equal(lines, 1);
 }
 
+static void a_node_says_its_name_in_each_line(void **state)
+{
+	log_node("gpu-7");
+	logm(LOG_INFO, "save.durable", "save=%s", "a1");
+	assert_string_equal(last, "save.durable node=gpu-7 save=a1");
+	logm(LOG_INFO, "loop.late", "%s", "");
+	assert_string_equal(last, "loop.late node=gpu-7");
+	log_node(NULL);
+}
+
 static void an_event_without_values_ends_in_no_blank(void **state)
 {
 	logm(LOG_WARN, "loop.late", "%s", "");
@@ -138,6 +148,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(a_line_is_the_event_and_its_values, set_up),
+		cmocka_unit_test_setup(a_node_says_its_name_in_each_line, set_up),
 		cmocka_unit_test_setup(an_event_without_values_ends_in_no_blank, set_up),
 		cmocka_unit_test_setup(lines_below_the_level_are_not_made, set_up),
 		cmocka_unit_test_setup(control_characters_cannot_forge_a_line, set_up),

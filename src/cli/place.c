@@ -413,18 +413,29 @@ static int write_config(const struct place *place, uint64_t node, struct error *
 		return r;
 	text = format("# Made by `forebay up` from ../cluster.json at each start.\n"
 		      "node = node-%" PRIu64 "\ncluster = %s\n%slisten = tcp:127.0.0.1:%" PRIu64 "\n"
-		      "socket = %s\nstore = %s\nmeta = %s\npool = %" PRIu64 "\n",
+		      "socket = %s\nstore = %s\nmeta = %s\npool = %" PRIu64 "\nhttp = 127.0.0.1:0\n",
 		      node, place->cluster, key, node ? 0 : place->port, sock, place->store, meta, pool);
 	return text ? write_file(path, text, e) : -ENOMEM;
 }
 
-static int write_env(const struct place *place, struct error *e)
+/* @http NULL: not known yet. */
+static int write_env(const struct place *place, const char *http, struct error *e)
 {
 	_cleanup_(cleanup_mem) char *path = place_path(place, "env"), *sock = place_node_path(place, 0, "socket");
 	_cleanup_(cleanup_mem) char *quoted = sock ? place_shell_quote(sock) : NULL, *text = NULL;
 
-	text = quoted ? format("export FOREBAY_SOCKET=%s\n", quoted) : NULL;
+	text = quoted ? format("export FOREBAY_SOCKET=%s\n%s%s%s", quoted, http ? "export FOREBAY_HTTP=http://" : "",
+			       http ? http : "", http ? "\n" : "") :
+			NULL;
 	return path && text ? write_file(path, text, e) : -ENOMEM;
+}
+
+int place_tell_http(const struct place *place, uint64_t node, const char *address, struct error *e)
+{
+	_cleanup_(cleanup_mem) char *path = place_node_path(place, node, "http"), *text = format("%s\n", address);
+	int r = path && text ? write_file(path, text, e) : -ENOMEM;
+
+	return r || node ? r : write_env(place, address, e);
 }
 
 int place_prepare(struct place *place, bool runs, struct error *e)
@@ -448,6 +459,6 @@ int place_prepare(struct place *place, bool runs, struct error *e)
 	for (uint64_t node = 0; !r && node < place->nodes; node++)
 		r = write_config(place, node, e);
 	if (!r)
-		r = write_env(place, e);
+		r = write_env(place, NULL, e);
 	return r ? r : write_state(place, e);
 }

@@ -3,10 +3,10 @@
  *
  *	D/cluster.json		what was asked for, and the port of the node with the meta engine; written last when D is new
  *	D/key			the cluster's key: random, for its owner's eyes only
- *	D/env			for shells: FOREBAY_SOCKET of node 0
+ *	D/env			for shells: FOREBAY_SOCKET and FOREBAY_HTTP of node 0
  *	D/lock			held while an `up` or `down` works on D
  *	D/store, D/meta		unless the store or the meta engine are elsewhere
- *	D/node-I/		config, socket, log, pid, started
+ *	D/node-I/		config, socket, http, log, pid, started
  *
  * Configurations are made from cluster.json at each `up`. All paths are absolute.
  */
@@ -32,6 +32,8 @@ struct place {
  * With @create the folder is made. Messages name the folder. */
 int place_open(const char *dir, bool create, int wait_ms, struct place *ret, struct error *e);
 void place_fini(struct place *place);
+/* Says where node @node serves HTTP ("ADDRESS:PORT"): D/node-N/http, and for node 0 in D/env. */
+int place_tell_http(const struct place *place, uint64_t node, const char *address, struct error *e);
 /* Makes folders, configurations, env and cluster.json. Chooses the port, unless the one at hand is free or a node @runs. */
 int place_prepare(struct place *place, bool runs, struct error *e);
 

@@ -37,6 +37,7 @@
 #define LOCK_WAIT_MS   1000
 #define WORDS_MAX      512
 #define NS_PER_MS      1000000
+#define HTTP_MAX       128 /* bytes of "ADDRESS:PORT" */
 
 /* How waiting ended. */
 enum {
@@ -57,6 +58,7 @@ struct up {
 		struct process process;
 		int pidfd;	     /* -1: not running */
 		bool started, ready; /* started: by us, now */
+		char http[HTTP_MAX]; /* where it serves metrics, once it is ready */
 	} node[PLACE_NODES_MAX];
 };
 
@@ -194,13 +196,24 @@ static int start_node(struct up *up, uint64_t i)
 
 struct sight {
 	uint64_t up;
+	char self[256];
+	char http[HTTP_MAX];
 };
+
+static void note_self(void *arg, const char *cluster, const char *this_node, uint32_t generation)
+{
+	struct sight *sight = arg;
+
+	snprintf(sight->self, sizeof(sight->self), "%s", this_node);
+}
 
 static void count_node(void *arg, const struct forebay_node_info *node)
 {
 	struct sight *sight = arg;
 
 	sight->up += node->up != 0;
+	if (!strcmp(node->name, sight->self))
+		snprintf(sight->http, sizeof(sight->http), "%s", node->http);
 }
 
 static int stop_listing(void *arg, const struct forebay_bundle_info *bundle)
@@ -209,13 +222,13 @@ static int stop_listing(void *arg, const struct forebay_bundle_info *bundle)
 }
 
 /* Whether the node serves and sees @nodes nodes. 0; -FOREBAY_EREBUILD; another failure: not yet, why in @words. */
-static int probe(const char *path, uint64_t nodes, char words[WORDS_MAX])
+static int probe(const char *path, uint64_t nodes, char ret_http[HTTP_MAX], char words[WORDS_MAX])
 {
 	struct forebay_connect_options connect = { .size = sizeof(connect),
 						   .socket = path,
 						   .timeout_ms = CONNECT_MS,
 						   .threads = 1 };
-	struct forebay_status_events events = { .size = sizeof(events), .node = count_node };
+	struct forebay_status_events events = { .size = sizeof(events), .cluster = note_self, .node = count_node };
 	_cleanup_(cleanup_forebay_disconnect) struct forebay_session *session = NULL;
 	struct sight sight = { 0 };
 	int r = forebay_connect(&connect, &session);
@@ -228,8 +241,10 @@ static int probe(const char *path, uint64_t nodes, char words[WORDS_MAX])
 		snprintf(words, WORDS_MAX, "%s", forebay_error());
 		return r;
 	}
-	if (sight.up >= nodes)
+	if (sight.up >= nodes) {
+		memcpy(ret_http, sight.http, HTTP_MAX);
 		return 0;
+	}
 	snprintf(words, WORDS_MAX, "it sees %" PRIu64 " of %" PRIu64 " nodes", sight.up, nodes);
 	return -EAGAIN;
 }
@@ -304,7 +319,7 @@ static int look(struct up *up, char words[WORDS_MAX], uint64_t *ret_waiting, boo
 			fail_node(up, i, "the daemon has ended");
 			return -1;
 		}
-		int r = node->ready || !path ? 0 : probe(path, up->place.nodes, words);
+		int r = node->ready || !path ? 0 : probe(path, up->place.nodes, node->http, words);
 		node->ready = !r;
 		ready += !r;
 		if (r)
@@ -387,6 +402,9 @@ static int bring_up(struct up *up)
 	for (uint64_t i = 0; !r && i < place->nodes; i++)
 		r = up->node[i].pidfd < 0 ? start_node(up, i) : 0;
 	int outcome = r ? WAIT_FAILED : wait_ready(up);
+	for (uint64_t i = 0; outcome == WAIT_READY && i < place->nodes; i++)
+		if (*up->node[i].http && place_tell_http(place, i, up->node[i].http, &e))
+			command_fail("%s", e.code ? e.text : "no memory"); /* they run all the same */
 	switch (outcome) {
 	case WAIT_READY:
 		printf("%s: %" PRIu64 " nodes %s\n", place->dir, place->nodes,

@@ -256,6 +256,7 @@ static int tell_nodes(struct list_view nodes, const struct forebay_status_events
 		_cleanup_(cleanup_mem) char *name = view_dup(elem.name);
 		_cleanup_(cleanup_mem) char *address = view_dup(elem.address);
 		_cleanup_(cleanup_mem) char *domain = view_dup(elem.domain);
+		_cleanup_(cleanup_mem) char *http = view_dup(elem.http);
 		const struct forebay_node_info info = {
 			.size = sizeof(info),
 			.name = name,
@@ -265,9 +266,15 @@ static int tell_nodes(struct list_view nodes, const struct forebay_status_events
 			.pool_bytes = elem.pool_bytes,
 			.pool_used_bytes = elem.pool_used_bytes,
 			.up = (int)elem.up,
+			.http = http,
+			.clients = elem.clients,
+			.captured_bytes = elem.captured_bytes,
+			.copied_bytes = elem.copied_bytes,
+			.uploaded_bytes = elem.uploaded_bytes,
+			.read_bytes = elem.read_bytes,
 		};
 
-		if (!name || !address || !domain)
+		if (!name || !address || !domain || !http)
 			return -ENOMEM;
 		if (events->node)
 			events->node(arg, &info);

@@ -71,7 +71,7 @@ static void peer_is_down(struct peer *peer)
 		return;
 	peer->down = true;
 	count(COUNT_PEERS_LOST, peer->heard != 0);
-	logm(LOG_DEBUG, "peer.down", "node=%s peer=%s words=\"%s\"", peer->cluster->node, peer_label(peer),
+	logm(peer->heard ? LOG_WARN : LOG_DEBUG, "peer.down", "peer=%s words=\"%s\"", peer_label(peer),
 	     peer->control.failure.text);
 	peer_tell(peer);
 }
@@ -200,6 +200,8 @@ static int link_start(struct link *link, struct error *e)
 		peer_tell(peer);
 	if (met->incarnation)
 		peer->heard = peer->incarnation = met->incarnation;
+	if (link->kind == GREET_CONTROL && peer->down && peer->heard)
+		logm(LOG_INFO, "peer.up", "peer=%s incarnation=%" PRIu64, peer_label(peer), peer->heard);
 	if (link->kind == GREET_CONTROL)
 		peer->down = false;
 	link->since_ns = env_now(env);

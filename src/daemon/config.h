@@ -13,21 +13,23 @@
 #define CONFIG_TEXT_MAX 4096 /* bytes of a value */
 
 /*        name        kind  default                help */
-#define CONFIG_TABLE(X)                                                                                          \
-	X(node, TEXT, "", "this node's name: letters, digits, '.', '_', '-'; default: the host's name")          \
-	X(domain, TEXT, "", "its failure domain: copies lie in different ones; default: the node's name")        \
-	X(cluster, TEXT, "forebay", "the cluster's name; daemons of another are refused")                        \
-	X(key, TEXT, "",                                                                                         \
-	  "the file with the cluster's key, which peers prove to each other; without one listen is on loopback") \
-	X(listen, TEXT, "tcp:127.0.0.1:0",                                                                       \
-	  "where peers reach it: tcp:ADDRESS:PORT on the compute network; port 0 picks one")                     \
-	X(socket, TEXT, "/run/forebay/socket", "the socket for clients on this node, mode 0660")                 \
-	X(tenant, TEXT, "default", "whose data clients of the socket see")                                       \
-	X(store, TEXT, "", "the store behind: dir:PATH, on a file system that all nodes share")                  \
-	X(meta, TEXT, "", "the meta engine: lmdb:PATH on one node, tcp:ADDRESS:PORT of that node on the others") \
-	X(pool, SIZE, "1G", "DRAM for captures and cache, taken at start: bytes, or with K, M, G, T")            \
-	X(store_rate, SIZE, "0", "bytes per second of this node's way to the store; 0: equal on all nodes")      \
-	X(workers, COUNT, "0", "threads that hash and do file I/O; 0: one per core, at least 2, at most 16")     \
+#define CONFIG_TABLE(X)                                                                                            \
+	X(node, TEXT, "", "this node's name: letters, digits, '.', '_', '-'; default: the host's name")            \
+	X(domain, TEXT, "", "its failure domain: copies lie in different ones; default: the node's name")          \
+	X(cluster, TEXT, "forebay", "the cluster's name; daemons of another are refused")                          \
+	X(key, TEXT, "",                                                                                           \
+	  "the file with the cluster's key, which peers prove to each other; without one listen is on loopback")   \
+	X(listen, TEXT, "tcp:127.0.0.1:0",                                                                         \
+	  "where peers reach it: tcp:ADDRESS:PORT on the compute network; port 0 picks one")                       \
+	X(socket, TEXT, "/run/forebay/socket", "the socket for clients on this node, mode 0660")                   \
+	X(tenant, TEXT, "default", "whose data clients of the socket see")                                         \
+	X(store, TEXT, "", "the store behind: dir:PATH, on a file system that all nodes share")                    \
+	X(meta, TEXT, "", "the meta engine: lmdb:PATH on one node, tcp:ADDRESS:PORT of that node on the others")   \
+	X(pool, SIZE, "1G", "DRAM for captures and cache, taken at start: bytes, or with K, M, G, T")              \
+	X(http, TEXT, "",                                                                                          \
+	  "where /metrics, /healthz and /readyz are served: PORT on 127.0.0.1, or ADDRESS:PORT; default: nowhere") \
+	X(store_rate, SIZE, "0", "bytes per second of this node's way to the store; 0: equal on all nodes")        \
+	X(workers, COUNT, "0", "threads that hash and do file I/O; 0: one per core, at least 2, at most 16")       \
 	X(log, LEVEL, "info", "error, warn, info or debug")
 
 #define CONFIG_FIELD_TEXT  char *

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "bundle/bundle.h"
 #include "cluster/cluster.h"
+#include "daemon/watch.h"
 #include "door/native.h"
 #include "env/fiber.h"
 #include "group/group.h"
@@ -29,6 +30,7 @@ struct daemon {
 	struct bundles *bundles;
 	struct groups *groups;
 	struct door_native *door;
+	struct watch *watch; /* NULL: no HTTP door */
 	struct nursery flows;
 	bool joined, rebuild;
 	struct error why; /* not joined yet */
@@ -101,9 +103,30 @@ static int join(void *arg)
 	if (r)
 		return r;
 	daemon->joined = true;
-	logm(LOG_INFO, "daemon.joined", "node=%s address=%s generation=%u", cluster_node(daemon->cluster),
-	     cluster_address(daemon->cluster), cluster_generation(daemon->cluster));
+	logm(LOG_INFO, "daemon.joined", "address=%s generation=%u", cluster_address(daemon->cluster),
+	     cluster_generation(daemon->cluster));
 	return 0;
+}
+
+static int open_watch(struct daemon *daemon, const struct daemon_options *options, struct error *e)
+{
+	const struct watch_rooms rooms = { .env = daemon->env,
+					   .cluster = daemon->cluster,
+					   .pool = daemon->pool,
+					   .backend = daemon->backend,
+					   .bundles = daemon->bundles,
+					   .groups = daemon->groups,
+					   .door = daemon->door,
+					   .tenant = options->tenant,
+					   .joined = door_ready,
+					   .arg = daemon };
+
+	if (!options->http || !*options->http)
+		return 0;
+	int r = watch_new(&rooms, options->http, &daemon->watch, e);
+	if (!r)
+		door_native_tell_http(daemon->door, watch_address(daemon->watch));
+	return r;
 }
 
 static int open_rooms(struct daemon *daemon, const struct daemon_options *options, struct error *e)
@@ -142,6 +165,8 @@ static int open_rooms(struct daemon *daemon, const struct daemon_options *option
 	door.bundles = daemon->bundles;
 	door.groups = daemon->groups;
 	r = door_native_new(daemon->env, &door, &daemon->door, e);
+	if (!r)
+		r = open_watch(daemon, options, e);
 	return r ? r : fiber_start(&daemon->flows, "join", join, daemon);
 }
 
@@ -166,6 +191,8 @@ int daemon_new(struct env *env, const struct daemon_options *options, struct dae
 void daemon_stop(struct daemon *daemon)
 {
 	nursery_fini(&daemon->flows);
+	if (daemon->watch)
+		watch_stop(daemon->watch);
 	if (daemon->door)
 		door_native_stop(daemon->door); /* no new work */
 	if (daemon->groups)
@@ -185,6 +212,7 @@ void daemon_free(struct daemon *daemon)
 {
 	if (!daemon)
 		return;
+	watch_free(daemon->watch);
 	cluster_free(daemon->cluster);
 	pool_free(daemon->pool);
 	meta_free(daemon->meta);
@@ -195,4 +223,9 @@ void daemon_free(struct daemon *daemon)
 const char *daemon_address(const struct daemon *daemon)
 {
 	return cluster_address(daemon->cluster);
+}
+
+const char *daemon_http_address(const struct daemon *daemon)
+{
+	return daemon->watch ? watch_address(daemon->watch) : "";
 }

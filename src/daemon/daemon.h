@@ -18,6 +18,7 @@ struct daemon_options {
 	struct backend *backend;  /* the daemon's from here on, also when daemon_new fails */
 	struct meta *meta;	  /* embedded engine, likewise; NULL: */
 	const char *meta_address; /* of the node that has it */
+	const char *http;	  /* where those who watch reach it (door/http.h); NULL or "": nowhere */
 	uint64_t pool_bytes, store_rate;
 	bool rebuild; /* make the index again from the store before anything else */
 };
@@ -29,5 +30,6 @@ int daemon_new(struct env *env, const struct daemon_options *options, struct dae
 int daemon_ready(const struct daemon *daemon, struct error *e);
 /* Waits in a fiber: refuses new clients, ends what is under way. */
 void daemon_stop(struct daemon *daemon);
-void daemon_free(struct daemon *daemon);		 /* accepts NULL; after daemon_stop() */
-const char *daemon_address(const struct daemon *daemon); /* where peers reach it, with the port that it got */
+void daemon_free(struct daemon *daemon);		      /* accepts NULL; after daemon_stop() */
+const char *daemon_address(const struct daemon *daemon);      /* where peers reach it, with the port that it got */
+const char *daemon_http_address(const struct daemon *daemon); /* likewise, over HTTP; "": nowhere */

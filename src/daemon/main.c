@@ -136,6 +136,7 @@ static int open_daemon(struct run *run, struct error *e)
 					  .listen = config->listen,
 					  .socket = config->socket,
 					  .tenant = config->tenant,
+					  .http = config->http,
 					  .meta_address = embedded ? NULL : config->meta,
 					  .pool_bytes = config->pool,
 					  .store_rate = config->store_rate,
@@ -169,14 +170,14 @@ static int live(void *arg)
 		fprintf(stderr, "forebayd: %s\n", e.code ? e.text : strerror(-r));
 		run->result = 1;
 	} else {
-		logm(LOG_INFO, "daemon.ready", "node=%s socket=%s address=%s pool=%lu", run->config.node,
-		     run->config.socket, daemon_address(run->daemon), (unsigned long)run->config.pool);
+		logm(LOG_INFO, "daemon.ready", "socket=%s address=%s http=%s pool=%lu", run->config.socket,
+		     daemon_address(run->daemon), daemon_http_address(run->daemon), (unsigned long)run->config.pool);
 		if (!*run->config.key)
 			logm(LOG_WARN, "peers.unproven", "words=\"no key is set: whoever reaches %s is a peer\"",
 			     daemon_address(run->daemon));
 		while (!run->stopping)
 			(void)wait_at(&run->stop, FOREVER);
-		logm(LOG_INFO, "daemon.stopping", "node=%s", run->config.node);
+		logm(LOG_INFO, "daemon.stopping", "%s", "");
 	}
 	if (run->daemon)
 		daemon_stop(run->daemon);
@@ -261,6 +262,7 @@ int main(int argc, char **argv)
 	if (listen_for_death())
 		return 2;
 	log_setup((enum log_level)run.config.log, NULL, NULL);
+	log_node(run.config.node);
 	int result = run_daemon(&run);
 	config_fini(&run.config);
 	return result;

@@ -27,6 +27,7 @@ struct door_native {
 	struct env *env;
 	struct door_native_options options;
 	char *tenant;
+	const char *http; /* address of the HTTP door, or NULL */
 	struct net_listener *listener;
 	struct nursery nursery; /* of sessions */
 	struct list sessions;

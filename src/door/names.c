@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "base/counter.h"
 #include "door/inside.h"
 
 #define DAMAGES_MAX 10000 /* told one by one; the last says that there are more */
@@ -293,29 +294,39 @@ static int on_delete(struct session *session, const struct request *request, str
 
 /* ---- administration --------------------------------------------------------------------------------------------------------- */
 
-static void add_own_pool(const struct door_native *door, struct elem_node *node)
+static void describe_self(const struct door_native *door, struct elem_node *node)
 {
 	struct pool_stats stats;
 
 	pool_stats(store_pool(door->options.store), &stats);
 	node->pool_bytes = stats.bytes[POOL_CAPTURE] + stats.bytes[POOL_READ];
 	node->pool_used_bytes = stats.used_bytes[POOL_CAPTURE] + stats.used_bytes[POOL_READ];
+	node->http = view_str(door->http);
+	node->clients = door->n_sessions;
+	node->captured_bytes = count_value(COUNT_CAPTURED_BYTES);
+	node->copied_bytes = count_value(COUNT_COPIED_BYTES);
+	node->uploaded_bytes = count_value(COUNT_UPLOADED_BYTES);
+	node->read_bytes = count_value(COUNT_READ_STORE_BYTES) + count_value(COUNT_READ_PEER_BYTES);
 }
 
-/* A peer's own word for its pool; what cannot be learned stays 0. */
-static void ask_pool(const struct door_native *door, uint64_t deadline_ns, struct elem_node *node)
+/* A peer's own word for itself, whose bytes lie in @answer; what cannot be learned stays 0. */
+static void ask_peer(const struct door_native *door, uint64_t deadline_ns, struct elem_node *node, struct buf *answer)
 {
 	_cleanup_(cleanup_mem) char *name = view_dup(node->name);
-	_cleanup_(buf_fini) struct buf answer = { 0 };
 	struct msg_status_reply reply;
 	struct elem_node told;
 
 	if (!name ||
-	    cluster_call(door->options.cluster, name, MSG_STATUS, (struct view){ 0 }, deadline_ns, &answer, NULL) ||
-	    msg_status_reply_decode(view_buf(&answer), &reply) || elem_node_next(&reply.nodes, &told))
+	    cluster_call(door->options.cluster, name, MSG_STATUS, (struct view){ 0 }, deadline_ns, answer, NULL) ||
+	    msg_status_reply_decode(view_buf(answer), &reply) || elem_node_next(&reply.nodes, &told))
 		return;
-	node->pool_bytes = told.pool_bytes;
-	node->pool_used_bytes = told.pool_used_bytes;
+	const struct elem_node known = *node;
+	*node = told;
+	node->name = known.name;
+	node->address = known.address;
+	node->domain = known.domain;
+	node->incarnation = known.incarnation;
+	node->up = known.up;
 }
 
 /* A peer asks what this node has to say of itself. */
@@ -327,7 +338,7 @@ static int serve_peer_status(void *arg, const char *from, struct view body, uint
 	struct msg_status_reply reply = { .node = view_str(cluster_node(door->options.cluster)) };
 	struct elem_node node = { .name = reply.node };
 
-	add_own_pool(door, &node);
+	describe_self(door, &node);
 	int r = elem_node_append(&nodes, &node);
 	reply.nodes = list_buf_view(&nodes);
 	return r ? r : msg_status_reply_encode(&reply, answer);
@@ -349,6 +360,7 @@ static int append_nodes(struct session *session, const struct request *request, 
 	if (r) /* the meta engine does not answer: what this daemon knows of itself is told all the same */
 		return 0;
 	for (size_t i = 0; !r && i < n; i++) {
+		_cleanup_(buf_fini) struct buf answer = { 0 };
 		struct elem_node elem = {
 			.name = view_str(nodes[i].name),
 			.address = view_str(nodes[i].address),
@@ -358,9 +370,9 @@ static int append_nodes(struct session *session, const struct request *request, 
 		};
 
 		if (view_equal(elem.name, view_str(cluster_node(door->options.cluster))))
-			add_own_pool(door, &elem);
+			describe_self(door, &elem);
 		else if (elem.up)
-			ask_pool(door, deadline_ns, &elem);
+			ask_peer(door, deadline_ns, &elem, &answer);
 		r = elem_node_append(list, &elem);
 	}
 	free(nodes);

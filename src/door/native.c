@@ -65,6 +65,24 @@ unsigned door_native_clients(const struct door_native *door)
 	return door->n_sessions;
 }
 
+void door_native_tell_http(struct door_native *door, const char *address)
+{
+	door->http = address;
+}
+
+unsigned door_native_pids(const struct door_native *door, int32_t pids[DOOR_SESSIONS_MAX])
+{
+	unsigned n = 0;
+
+	list_each(node, &door->sessions) {
+		const struct session *session = list_entry(node, struct session, link);
+
+		if (n < DOOR_SESSIONS_MAX && !session->gone)
+			pids[n++] = session->pid;
+	}
+	return n;
+}
+
 /* ---- handles ---------------------------------------------------------------------------------------------------------------- */
 
 static struct view key_of(const uint64_t *number)

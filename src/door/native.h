@@ -39,5 +39,9 @@ struct door_native_options {
 int door_native_new(struct env *env, const struct door_native_options *options, struct door_native **ret,
 		    struct error *e);
 unsigned door_native_clients(const struct door_native *door); /* sessions */
+/* Their processes; at most DOOR_SESSIONS_MAX. Returns how many. */
+unsigned door_native_pids(const struct door_native *door, int32_t pids[DOOR_SESSIONS_MAX]);
+void door_native_tell_http(struct door_native *door,
+			   const char *address); /* what STATUS tells of it; outlives the door */
 void door_native_stop(struct door_native *door); /* waits: nobody comes in any more, and every session has ended */
 void door_native_free(struct door_native *door); /* accepts NULL; stopped */

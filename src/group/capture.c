@@ -395,7 +395,7 @@ static int accept_filled(struct filling *filling)
 		block->crc = filled->crc;
 		block->flags = filled->flags;
 		block->sample = filled->sample;
-		count(COUNT_CAPTURED_BYTES, block->block ? block->block->bytes : 0);
+		count(COUNT_CAPTURED_BYTES, block->block && !(filled->flags & FILLED_ZERO) ? block->block->bytes : 0);
 		if (save->hinted || !block->block)
 			continue;
 		if (filled->flags & FILLED_ZERO) {

@@ -31,8 +31,9 @@ struct rank_events {
 
 int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles,
 	       struct groups **ret);
-void groups_stop(struct groups *groups); /* waits: saves under way are failed, leases given back */
-void groups_free(struct groups *groups); /* accepts NULL */
+void groups_stop(struct groups *groups);		  /* waits: saves under way are failed, leases given back */
+void groups_free(struct groups *groups);		  /* accepts NULL */
+unsigned groups_coordinated(const struct groups *groups); /* how many groups this node coordinates */
 
 /* Waits until every rank of the run has joined. The caller's fiber may be cancelled (the client is gone). */
 int group_join(struct groups *groups, struct view tenant, const struct msg_join *join, const struct rank_events *events,

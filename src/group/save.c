@@ -555,8 +555,9 @@ static int save_give_slot_back(struct csave *save, int result)
 				   "not published yet, and whether version %" PRIu64 " of %s will be is not known",
 				   save->slot.number, save->bundle);
 	if (r)
-		logm(LOG_WARN, "save.slot-left", "save=%016" PRIx64 " bundle=%s version=%" PRIu64 " why=\"%s\"",
-		     save->save_id, save->bundle, save->slot.number, words.text);
+		logm(LOG_WARN, "save.slot-left",
+		     "save=%016" PRIx64 " group=%s bundle=%s version=%" PRIu64 " words=\"%s\"", save->save_id,
+		     save->group->name, save->bundle, save->slot.number, words.text);
 	return result;
 }
 

@@ -56,3 +56,8 @@ void trace_ended(const struct csave *save, int result)
 	count(COUNT_SAVE_HOLE_BYTES, save->hole_bytes);
 	count(COUNT_SAVE_STORED_BYTES, save->stored_bytes);
 }
+
+unsigned groups_coordinated(const struct groups *groups)
+{
+	return (unsigned)groups->coordinated.n;
+}

@@ -1,0 +1,255 @@
+"""What those who watch a cluster see: metrics that move by the right amounts, and readiness that says what is wrong."""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exposition import Exposition, address, fetch, scrape
+from place import BUILD, ROOT, Cluster, wait_until
+
+sys.path.insert(0, str(ROOT / "python"))
+import forebay  # noqa: E402
+
+MIB = 1 << 20
+NODES = 3
+LIMIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def three(make_folder) -> Iterator[Cluster]:
+    own = Cluster(make_folder() / "cluster")
+    try:
+        own.up(NODES)
+        yield own
+    finally:
+        own.end()
+
+
+class Moves:
+    """How far each series has moved since this was made, all nodes together."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.before = [scrape(cluster.folder, node) for node in range(NODES)]
+
+    def __call__(self, *names: str) -> list[float]:
+        now = [scrape(self.cluster.folder, node) for node in range(NODES)]
+        return [sum(a[name] - b[name] for a, b in zip(now, self.before)) for name in names]
+
+
+def save(cluster: Cluster, bundle: str, items: dict[str, bytes], copies: int = 1, step: int = 1, node: int = 0) -> int:
+    with forebay.connect(cluster.socket(node)) as fb, fb.join(bundle, run=f"r{step}", rank=0, size=1) as group:
+        with group.save(bundle, step=step, copies=copies) as one:
+            for name, data in items.items():
+                one.add(name, data)
+        one.durable.wait(LIMIT_S)
+        return one.version
+
+
+def load(cluster: Cluster, bundle: str, names: list[str], node: int) -> list[bytes]:
+    with forebay.connect(cluster.socket(node)) as fb, fb.open(bundle) as version:
+        return [version.read(name) for name in names]
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_save_moves_each_counter_by_what_it_did(three):
+    noise, moved = os.urandom(3 * MIB), Moves(three)
+    version = save(three, "moves", {"noise": noise, "again": noise[:MIB], "zeros": bytes(2 * MIB)}, copies=2)
+    assert version == 1
+    assert moved("saves_begun_total", *(f'save_states_total{{state="{s}"}}' for s in ("planned", "capturing", "captured", "staged"))) == [1] * 5
+    assert moved(*(f'saves_ended_total{{outcome="{o}"}}' for o in ("durable", "unindexed", "failed"))) == [1, 0, 0]
+    for station in ("gather", "plan", "reserve", "capture", "stage", "publish"):
+        assert moved(f'save_station_seconds_count{{station="{station}"}}') == [1], station
+    offered, unique, holes, stored = moved(*(f'save_bytes_total{{what="{w}"}}' for w in ("offered", "unique", "holes", "stored")))
+    assert (offered, unique, holes) == (6 * MIB, 6 * MIB, 2 * MIB)
+    assert moved("captured_bytes_total", "copied_bytes_total") == [4 * MIB, 4 * MIB]
+    (uploaded,) = moved("uploaded_bytes_total")
+    assert 4 * MIB <= uploaded < 4 * MIB + 64 * 1024 and stored <= uploaded
+    assert moved("blocks_refused_total", "store_errors_total", "meta_errors_total", 'frames_refused_total{reason="damaged"}') == [0] * 4
+    roots, slots, begun, committed = moved(*(f'store_request_seconds_count{{operation="{o}"}}' for o in ("put", "head", "begin", "commit")))
+    assert roots >= 2 and begun == committed >= 1 and slots >= 0
+    assert moved('meta_requests_total{operation="transaction"}')[0] >= 2
+    assert sum(scrape(three.folder, node)["leases"] for node in range(NODES)) >= 1
+
+
+def test_a_load_is_counted_where_its_bytes_came_from(three):
+    data = os.urandom(2 * MIB)
+    save(three, "loads", {"w": data}, node=0)
+    moved = Moves(three)
+    assert load(three, "loads", ["w"], node=1) == [data]
+    store, peer, pool = moved(*(f'read_bytes_total{{source="{s}"}}' for s in ("store", "peer", "pool")))
+    assert store + peer == 2 * MIB
+    assert moved("blocks_verified_total")[0] >= 1
+    assert load(three, "loads", ["w"], node=1) == [data]
+    assert moved('read_bytes_total{source="store"}', 'read_bytes_total{source="peer"}') == [store, peer]
+    assert moved('read_bytes_total{source="pool"}')[0] >= pool + 2 * MIB
+
+
+def test_a_save_that_fails_is_counted_as_such(three):
+    moved = Moves(three)
+    with forebay.connect(three.socket()) as fb, fb.join("fails", run="1", rank=0, size=1) as group:
+        first = group.save("fails", step=1)
+        first.add("w", os.urandom(1000), shape=(2000,), start=(0,))
+        first.add("w", os.urandom(1000), shape=(2000,), start=(500,))
+        with pytest.raises(forebay.Error, match="overlap"):
+            first.submit()
+            first.captured.wait(LIMIT_S)
+    wait_until(lambda: moved('saves_ended_total{outcome="failed"}') == [1], LIMIT_S, "the save has failed")
+    assert moved("saves_begun_total", 'saves_ended_total{outcome="durable"}', 'log_lines_total{level="warn"}') == [1, 0, 1]
+
+
+def test_clients_come_stop_and_go(three):
+    def clients(which: str) -> Callable[[], float]:
+        return lambda: scrape(three.folder, 2)[which]
+
+    before = clients("clients")()
+    code = "import forebay, sys; fb = forebay.connect(); print('here', flush=True); sys.stdin.read()"
+    env = {**os.environ, "FOREBAY_SOCKET": str(three.socket(2)), "PYTHONPATH": str(ROOT / "python")}
+    child = subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "here\n"
+        assert clients("clients")() == before + 1 and clients("clients_stopped")() == 0
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: clients("clients_stopped")() == 1, LIMIT_S, "it is stopped")
+        assert clients("clients")() == before + 1
+        child.send_signal(signal.SIGCONT)
+        wait_until(lambda: clients("clients_stopped")() == 0, LIMIT_S, "it goes on")
+    finally:
+        child.kill()
+        child.wait()
+    wait_until(lambda: clients("clients")() == before, LIMIT_S, "it is gone")
+
+
+def test_garbage_on_the_socket_is_counted(three):
+    moved = Moves(three)
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(LIMIT_S)
+            s.connect(str(three.socket(1)))
+            s.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(64, b"\0"))  # as long as a frame's head
+            assert s.recv(1) == b""
+    assert moved('frames_refused_total{reason="malformed"}', 'frames_refused_total{reason="version"}') == [3, 0]
+
+
+def test_gauges_say_what_there_is(three):
+    got = scrape(three.folder, 0)
+    for arena in ("capture", "read"):
+        size, used, clean, free = (got[f'pool_{what}{{arena="{arena}"}}'] for what in ("bytes", "used_bytes", "clean_bytes", "free_bytes"))
+        assert size == 32 * MIB and used + clean + free == size
+    pid = three.pids()[0]
+    assert got["open_descriptors"] == pytest.approx(len(os.listdir(f"/proc/{pid}/fd")), abs=4)
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    assert got["resident_bytes"] == pytest.approx(resident, rel=0.05)
+    assert got["generation"] == 1 and got["up_seconds"] > 0 and got["loop_turn_seconds_count"] > 0
+    assert got['http_requests_total{code="200"}'] >= 1
+
+
+def test_each_name_of_the_page_is_served_and_no_other(three):
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    named = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `forebay_")}
+    assert named == set(scrape(three.folder, 0).kinds)
+
+
+def test_the_reader_is_strict():
+    good = '# HELP forebay_a Words.\n# TYPE forebay_a counter\nforebay_a{k="v"} 1\n'
+    assert Exposition(good)['a{k="v"}'] == 1
+    for bad in (
+        good[:-1],
+        good + 'forebay_a{k="v"} 2\n',
+        good + "forebay_b 1\n",
+        good.replace("counter", "rate"),
+        good.replace(" 1", " -1"),
+        good.replace(" 1", " x"),
+        good.replace("# TYPE forebay_a counter\n", ""),
+        good.replace(" Words.", " "),
+        good.replace('"v"', "v"),
+        '# HELP forebay_h W.\n# TYPE forebay_h histogram\nforebay_h_bucket{le="1"} 2\nforebay_h_bucket{le="+Inf"} 1\nforebay_h_sum 1\nforebay_h_count 1\n',
+        '# HELP forebay_h W.\n# TYPE forebay_h histogram\nforebay_h_bucket{le="1"} 1\nforebay_h_sum 1\nforebay_h_count 1\n',
+    ):
+        with pytest.raises((AssertionError, KeyError, ValueError)):
+            Exposition(bad)
+
+
+# ---- readiness --------------------------------------------------------------------------------------------------------------------
+
+
+def becomes(cluster: Cluster, node: int, status: int, words: str) -> None:
+    seen: list[object] = []
+
+    def is_it() -> bool:
+        seen[:] = fetch(address(cluster.folder, node), "/readyz")
+        return seen[0] == status and words in seen[1]
+
+    try:
+        wait_until(is_it, LIMIT_S, "readiness")
+    except AssertionError:
+        raise AssertionError(f"{status} with {words!r} was expected, the last answer was {seen}") from None
+
+
+def test_a_node_is_ready_while_all_that_it_needs_is_there(cluster):
+    cluster.up(NODES)
+    for node in range(NODES):
+        assert fetch(address(cluster.folder, node), "/readyz") == (200, "ready\n")
+        assert fetch(address(cluster.folder, node), "/healthz") == (200, "alive\n")
+
+    temporaries = cluster.folder / "store" / ".tmp"
+    temporaries.rename(cluster.folder / "elsewhere")
+    temporaries.write_text("not a folder: nothing can be written")
+    becomes(cluster, 1, 503, "store: ")
+    temporaries.unlink()
+    (cluster.folder / "elsewhere").rename(temporaries)
+    becomes(cluster, 1, 200, "ready")
+
+    os.kill(cluster.pids()[0], signal.SIGSTOP)  # the node with the meta engine
+    becomes(cluster, 1, 503, "meta engine: ")
+    assert fetch(address(cluster.folder, 1), "/healthz")[0] == 200
+    os.kill(cluster.pids()[0], signal.SIGCONT)
+    becomes(cluster, 1, 200, "ready")
+
+    before = scrape(cluster.folder, 0)["peers_lost_total"]
+    cluster.kill(2)
+    becomes(cluster, 0, 200, "ready")  # one that is lost does not make the others useless
+    cluster.kill(1)
+    becomes(cluster, 0, 503, "peers: none of the 2 other nodes answers")
+    got = scrape(cluster.folder, 0)
+    assert (got['peers{state="up"}'], got['peers{state="down"}'], got["peers_lost_total"] - before) == (0, 2, 2)
+    cluster.up()
+    becomes(cluster, 0, 200, "ready")
+
+
+def test_a_node_whose_index_is_missing_says_so(cluster):
+    cluster.up(1)
+    cluster.down()
+    for path in (cluster.folder / "meta").iterdir():
+        path.unlink()
+    cluster.up(status=1)
+    log = (cluster.folder / "node-0" / "log").read_text()
+    where = [word for word in log.split() if word.startswith("http=127.")][-1].removeprefix("http=")
+    status, words = fetch(where, "/readyz")
+    assert status == 503 and "forebay meta rebuild" in words
+    cluster.run("meta", "rebuild")
+    wait_until(lambda: fetch(where, "/readyz") == (200, "ready\n"), LIMIT_S, "ready")
+
+
+def test_up_keeps_the_addresses(three):
+    env = (three.folder / "env").read_text()
+    assert f"export FOREBAY_HTTP=http://{address(three.folder, 0)}\n" in env
+    assert len({address(three.folder, node) for node in range(NODES)}) == NODES
+    nodes = json.loads(three.run("status", "--json").stdout)["nodes"]
+    assert [node["http"] for node in nodes] == [address(three.folder, node) for node in range(NODES)]
+
+
+def test_an_address_that_cannot_be_is_refused_in_words(three, make_folder):
+    config = make_folder() / "config"
+    config.write_text((three.folder / "node-1" / "config").read_text().replace("node-1/socket", "node-1/another").replace("node = node-1", "node = other"))
+    result = subprocess.run([BUILD / "forebayd", "--config", config, "--http", "everywhere"], capture_output=True, text=True, timeout=LIMIT_S)
+    assert result.returncode == 1
+    assert 'forebayd: http: "everywhere" is not allowed; it must be PORT or ADDRESS:PORT' in result.stderr
