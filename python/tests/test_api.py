@@ -82,7 +82,7 @@ def test_numpy_types_keep_their_names_and_bytes(fb, group, bundle):
     arrays = {name: numpy.arange(6).reshape(2, 3).astype(name) for name in NUMPY}
     version = fb.open(bundle, put(group, bundle, **arrays))
     for name, data in arrays.items():
-        assert version.find(name) == (name, name, data.itemsize * 8, (2, 3), data.nbytes)
+        assert version.find(name)[:5] == (name, name, data.itemsize * 8, (2, 3), data.nbytes)
         assert version.read(name) == data.tobytes()
     outs = {name: numpy.zeros_like(data) for name, data in arrays.items()}
     get(group, version, **outs)
@@ -98,7 +98,7 @@ def test_torch_types_keep_their_names_and_bytes(fb, group, bundle):
     outs = {name: bits(name, torch.zeros) for name in TORCH}
     get(group, version, **outs)
     for name, tensor in tensors.items():
-        assert version.find(name) == (name, name, tensor.itemsize * 8, (2, 3), tensor.nbytes)
+        assert version.find(name)[:5] == (name, name, tensor.itemsize * 8, (2, 3), tensor.nbytes)
         assert outs[name].view(torch.uint8).equal(tensor.view(torch.uint8)), name
 
 
@@ -121,7 +121,7 @@ def test_a_given_dtype_is_what_is_stored(fb, group, bundle):
         save.add("swapped", numpy.ones(2, ">f4"), dtype="big-endian")
     save.durable.wait(LIMIT_S)
     version = fb.open(bundle)
-    assert version.find("own") == ("own", "pair-of-mine", 64, (2,), 16)
+    assert version.find("own")[:5] == ("own", "pair-of-mine", 64, (2,), 16)
     assert version.read("swapped") == struct.pack(">2f", 1, 1)
     out = torch.zeros(2, dtype=torch.bfloat16)
     same = numpy.zeros(2, numpy.uint16)
@@ -149,7 +149,7 @@ def test_strides_of_any_sign_are_saved_and_filled_as_they_look(fb, group, bundle
 def test_nothing_and_no_dimensions(fb, group, bundle):
     scalars = {"numpy0": numpy.float64(2.5), "torch0": torch.tensor(7), "array0": numpy.array(3, numpy.int16)}
     version = fb.open(bundle, put(group, bundle, empty=numpy.zeros((0, 5)), **scalars))
-    assert version.find("torch0") == ("torch0", "int64", 64, (), 8)
+    assert version.find("torch0")[:5] == ("torch0", "int64", 64, (), 8)
     assert version.find("empty").shape == (0, 5) and version.read("empty") == b""
     outs = {"numpy0": numpy.array(0.0), "torch0": torch.tensor(0), "array0": numpy.array(0, numpy.int16)}
     get(fb, version, empty=numpy.zeros((0, 5)), **outs)
