@@ -384,6 +384,7 @@ int core_feed(struct core *core, const void *bytes, size_t len, struct error *e)
 void core_work_put(struct core *core, struct work *work)
 {
 	list_append(&core->work, &work->link);
+	core->work_bytes += work->bytes;
 }
 
 unsigned core_work_drop(struct core *core, const void *owner)
@@ -396,6 +397,7 @@ unsigned core_work_drop(struct core *core, const void *owner)
 		if (work->owner != owner)
 			continue;
 		list_remove(&work->link);
+		core->work_bytes -= work->bytes;
 		work_free(work);
 		n++;
 	}
@@ -405,6 +407,11 @@ unsigned core_work_drop(struct core *core, const void *owner)
 bool core_has_work(const struct core *core)
 {
 	return !list_empty(&core->work);
+}
+
+uint64_t core_work_bytes(const struct core *core)
+{
+	return core->work_bytes;
 }
 
 unsigned core_n_running(const struct core *core)
@@ -420,6 +427,7 @@ struct work *core_work_take(struct core *core)
 		return NULL;
 
 	struct work *work = list_entry(node, struct work, link);
+	core->work_bytes -= work->bytes;
 	if (work->kind == WORK_CAPTURE)
 		save_work_begun(work->owner);
 	else

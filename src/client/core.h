@@ -64,7 +64,8 @@ const char *core_node(const struct core *core);				 /* the daemon's node; "" bef
 struct work *core_work_take(struct core *core);		   /* NULL: none now */
 void core_work_done(struct core *core, struct work *work); /* after work_run(); frees it */
 bool core_has_work(const struct core *core);
-unsigned core_n_running(const struct core *core); /* taken and not done */
+uint64_t core_work_bytes(const struct core *core); /* of the blocks that wait to be taken */
+unsigned core_n_running(const struct core *core);  /* taken and not done */
 
 /* ---- plain calls: OPEN, ITEMS, LIST, ... ------------------------------------------------------------------------------- */
 

@@ -69,6 +69,7 @@ struct core {
 	struct shared_arena arenas[ARENAS_MAX];
 
 	struct list work; /* to be taken */
+	uint64_t work_bytes;
 	unsigned n_running;
 };
 

@@ -1,6 +1,7 @@
 #include "client/session.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -47,7 +48,7 @@ int session_enter(struct forebay_session *session, struct error *e)
 	return 0;
 }
 
-static void rouse_byte_thread(struct forebay_session *session)
+static void rouse_pump(struct forebay_session *session)
 {
 	const uint64_t one = 1;
 
@@ -80,7 +81,7 @@ static bool send_all(struct forebay_session *session)
 void session_flush(struct forebay_session *session)
 {
 	if (!send_all(session))
-		rouse_byte_thread(session);
+		rouse_pump(session);
 	if (core_has_work(session->core))
 		pthread_cond_broadcast(&session->more_work);
 }
@@ -102,6 +103,8 @@ static void session_free(struct forebay_session *session)
 	pthread_mutex_destroy(&session->lock);
 	pthread_cond_destroy(&session->changed);
 	pthread_cond_destroy(&session->more_work);
+	pthread_cond_destroy(&session->idle);
+	free(session->bytes);
 	session->magic = 0;
 	free(session->path);
 	free(session);
@@ -116,15 +119,96 @@ void session_unref(struct forebay_session *session)
 		session_free(session);
 }
 
+/* ---- the pump --------------------------------------------------------------------------------------------------------------- */
+
+static void lose(struct forebay_session *session, int code, const char *words)
+{
+	struct error e;
+
+	error_set(&e, code, "the daemon at %s %s", session->path, words);
+	core_lose(session->core, code, e.text);
+}
+
+static void keep_descriptors(struct forebay_session *session, const int *descriptors, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++) {
+		if (session->n_descriptors < DESCRIPTORS_MAX)
+			session->descriptors[session->n_descriptors++] = descriptors[i];
+		else
+			close(descriptors[i]); /* the arena that misses it will say so */
+	}
+}
+
+/* Under the lock. False: the conversation is over. */
+static bool take_bytes(struct forebay_session *session, const uint8_t *bytes, ssize_t n)
+{
+	if (n == -EAGAIN || n == -EINTR)
+		return true;
+	if (n > 0)
+		return !core_feed(session->core, bytes, (size_t)n, NULL);
+	if (n == 0 || n == -ECONNRESET)
+		lose(session, -ECONNRESET, "is gone: the connection ended");
+	else
+		lose(session, -ECONNRESET, "cannot be read from");
+	return false;
+}
+
+static void run_work(struct forebay_session *session, struct work *work)
+{
+	pthread_mutex_unlock(&session->lock);
+	work_run(work);
+	pthread_mutex_lock(&session->lock);
+	core_work_done(session->core, work);
+	if (session->quiet_waiters)
+		session_changed(session);
+}
+
+/* Little is done here and now. */
+static void run_little_work(struct forebay_session *session)
+{
+	struct work *work;
+
+	if (core_work_bytes(session->core) > INLINE_BYTES)
+		return;
+	while (!session->stopping && (work = core_work_take(session->core)))
+		run_work(session, work);
+}
+
+/* Waits for bytes, for a rouse, or for @timeout_ms (-1: for ever), and takes in what has come. Under the lock but while it waits. */
+static void pump_once(struct forebay_session *session, int64_t timeout_ms)
+{
+	struct pollfd fds[] = { { .fd = session->socket, .events = POLLIN },
+				{ .fd = session->wake, .events = POLLIN } };
+	int descriptors[DESCRIPTORS_MAX];
+	unsigned n_descriptors = 0;
+	ssize_t n = -EAGAIN;
+	uint64_t count;
+
+	if (core_output(session->core).len)
+		fds[0].events |= POLLOUT;
+	pthread_mutex_unlock(&session->lock);
+	poll(fds, ARRAY_LEN(fds), timeout_ms > INT_MAX ? INT_MAX : (int)timeout_ms); /* EINTR is a spurious wake */
+	if (fds[1].revents && read(fds[1].fd, &count, sizeof(count)) < 0)
+		count = 0; /* somebody's raise was read before */
+	if (fds[0].revents)
+		n = socket_recv(fds[0].fd, session->bytes, descriptors, &n_descriptors);
+	pthread_mutex_lock(&session->lock);
+	keep_descriptors(session, descriptors, n_descriptors);
+	if (!session->stopping && !take_bytes(session, session->bytes, n))
+		session->ended = true;
+	run_little_work(session);
+	session_flush(session);
+}
+
 /* ---- waiting ------------------------------------------------------------------------------------------------------------------ */
 
-static struct timespec deadline_in(int64_t ms)
+static struct timespec time_in(int64_t us)
 {
 	struct timespec at;
 
 	clock_gettime(CLOCK_MONOTONIC, &at);
-	at.tv_sec += ms / 1000;
-	at.tv_nsec += ms % 1000 * 1000000;
+	at.tv_sec += us / 1000000;
+	at.tv_nsec += us % 1000000 * 1000;
 	if (at.tv_nsec >= 1000000000) {
 		at.tv_sec++;
 		at.tv_nsec -= 1000000000;
@@ -132,20 +216,67 @@ static struct timespec deadline_in(int64_t ms)
 	return at;
 }
 
+/* Milliseconds until then, rounded up; 0: it is over. */
+static int64_t left_ms(const struct timespec *at)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	int64_t ns = (int64_t)(at->tv_sec - now.tv_sec) * 1000000000 + (at->tv_nsec - now.tv_nsec);
+	return ns > 0 ? (ns + 999999) / 1000000 : 0;
+}
+
+void session_changed(struct forebay_session *session)
+{
+	pthread_cond_broadcast(&session->changed);
+	if (session->caller_pumps && !pthread_equal(pthread_self(), session->pump))
+		rouse_pump(session); /* it waits at the socket */
+}
+
+/* Somebody else reads; if it is the byte thread, it is asked to leave that to the caller. */
+static void wait_beside(struct forebay_session *session, const struct timespec *at)
+{
+	session->n_waiting++;
+	if (session->pumped && !session->caller_pumps)
+		rouse_pump(session);
+	if (at)
+		pthread_cond_timedwait(&session->changed, &session->lock, at);
+	else
+		pthread_cond_wait(&session->changed, &session->lock);
+	session->n_waiting--;
+}
+
+/* As the pump, until the future is over or it is time. */
+static void wait_pumping(struct forebay_session *session, const struct core_future *future, const struct timespec *at)
+{
+	int64_t left = -1;
+
+	session->pumped = session->caller_pumps = true;
+	session->pump = pthread_self();
+	session->n_pumps++;
+	while (!future->over && !session->ended && (!at || (left = left_ms(at)) > 0))
+		pump_once(session, left);
+	session->pumped = session->caller_pumps = false;
+	if (session->n_waiting || session->quiet_waiters)
+		pthread_cond_broadcast(&session->changed);
+	if (session->byte_thread_sleeps)
+		pthread_cond_signal(&session->idle);
+}
+
 int session_wait(struct forebay_session *session, const struct core_future *future, int64_t timeout_ms)
 {
-	struct timespec at = { 0 };
+	struct timespec deadline, *at = timeout_ms < 0 ? NULL : &deadline;
 
-	if (timeout_ms > 0)
-		at = deadline_in(timeout_ms);
+	if (at)
+		deadline = time_in(timeout_ms * 1000);
 	session_flush(session);
 	while (!future->over) {
-		if (!timeout_ms)
+		if (at && !left_ms(at))
 			return -ETIMEDOUT;
-		if (timeout_ms < 0)
-			pthread_cond_wait(&session->changed, &session->lock);
-		else if (pthread_cond_timedwait(&session->changed, &session->lock, &at) == ETIMEDOUT)
-			timeout_ms = 0;
+		if (session->pumped || session->ended)
+			wait_beside(session, at);
+		else
+			wait_pumping(session, future, at);
 	}
 	return 0;
 }
@@ -163,9 +294,7 @@ void session_wait_quiet(struct forebay_session *session, bool (*quiet)(const voi
 
 void session_future_over(struct core_future *future)
 {
-	struct forebay_session *session = future->arg;
-
-	pthread_cond_broadcast(&session->changed);
+	session_changed(future->arg);
 }
 
 static uint32_t deadline_of(int64_t timeout_ms)
@@ -208,89 +337,39 @@ int session_call(struct forebay_session *session, enum msg_type type, const stru
 
 /* ---- the byte thread -------------------------------------------------------------------------------------------------------- */
 
-static void lose(struct forebay_session *session, int code, const char *words)
+/* Callers read. Returns when none has for a moment: one that waits long, and then leaves, says so. */
+static void stand_by(struct forebay_session *session)
 {
-	struct error e;
+	const struct timespec at = time_in(LINGER_US);
+	uint64_t turn = session->n_pumps;
 
-	error_set(&e, code, "the daemon at %s %s", session->path, words);
-	core_lose(session->core, code, e.text);
-}
-
-static void keep_descriptors(struct forebay_session *session, const int *descriptors, unsigned n)
-{
-	for (unsigned i = 0; i < n; i++) {
-		if (session->n_descriptors < DESCRIPTORS_MAX)
-			session->descriptors[session->n_descriptors++] = descriptors[i];
-		else
-			close(descriptors[i]); /* the arena that misses it will say so */
+	pthread_cond_timedwait(&session->idle, &session->lock, &at);
+	if (session->pumped && session->n_pumps == turn && !session->stopping) {
+		session->byte_thread_sleeps = true;
+		pthread_cond_wait(&session->idle, &session->lock);
+		session->byte_thread_sleeps = false;
 	}
-}
-
-/* Under the lock. False: the conversation is over. */
-static bool take_bytes(struct forebay_session *session, const uint8_t *bytes, ssize_t n)
-{
-	if (n == -EAGAIN || n == -EINTR)
-		return true;
-	if (n > 0)
-		return !core_feed(session->core, bytes, (size_t)n, NULL);
-	if (n == 0 || n == -ECONNRESET)
-		lose(session, -ECONNRESET, "is gone: the connection ended");
-	else
-		lose(session, -ECONNRESET, "cannot be read from");
-	return false;
-}
-
-static bool read_once(struct forebay_session *session, uint8_t *bytes)
-{
-	int descriptors[DESCRIPTORS_MAX];
-	unsigned n_descriptors;
-	ssize_t n = socket_recv(session->socket, bytes, descriptors, &n_descriptors);
-
-	pthread_mutex_lock(&session->lock);
-	keep_descriptors(session, descriptors, n_descriptors);
-	bool goes_on = take_bytes(session, bytes, n);
-	session_leave(session);
-	return goes_on;
-}
-
-static void wait_for_bytes(struct forebay_session *session)
-{
-	struct pollfd fds[] = { { .fd = session->socket, .events = POLLIN },
-				{ .fd = session->wake, .events = POLLIN } };
-	uint64_t count;
-
-	pthread_mutex_lock(&session->lock);
-	if (core_output(session->core).len)
-		fds[0].events |= POLLOUT;
-	pthread_mutex_unlock(&session->lock);
-	poll(fds, ARRAY_LEN(fds), -1); /* EINTR is a spurious wake */
-	if (fds[1].revents && read(session->wake, &count, sizeof(count)) < 0)
-		return; /* somebody's raise was read before */
-}
-
-static bool is_stopping(struct forebay_session *session)
-{
-	pthread_mutex_lock(&session->lock);
-	bool stopping = session->stopping;
-	pthread_mutex_unlock(&session->lock);
-	return stopping;
 }
 
 static void *byte_thread(void *arg)
 {
 	struct forebay_session *session = arg;
-	uint8_t *bytes = malloc(RECV_BYTES);
+	uint64_t seen = 0;
 
-	if (!bytes) {
-		pthread_mutex_lock(&session->lock);
-		core_lose(session->core, -ENOMEM, "no memory to listen to the daemon");
-		session_leave(session);
-		return NULL;
+	pthread_mutex_lock(&session->lock);
+	while (!session->stopping && !session->ended) {
+		if (session->pumped || session->n_pumps != seen || session->n_waiting) {
+			seen = session->n_pumps;
+			if (!session->pumped && session->n_waiting)
+				pthread_cond_broadcast(&session->changed); /* one of them goes on */
+			stand_by(session);
+			continue;
+		}
+		session->pumped = true;
+		pump_once(session, -1);
+		session->pumped = false;
 	}
-	do {
-		wait_for_bytes(session);
-	} while (!is_stopping(session) && read_once(session, bytes));
-	free(bytes);
+	pthread_mutex_unlock(&session->lock);
 	return NULL;
 }
 
@@ -308,13 +387,8 @@ static void *copy_thread(void *arg)
 			pthread_cond_wait(&session->more_work, &session->lock);
 			continue;
 		}
-		pthread_mutex_unlock(&session->lock);
-		work_run(work);
-		pthread_mutex_lock(&session->lock);
-		core_work_done(session->core, work);
+		run_work(session, work);
 		session_flush(session);
-		if (session->quiet_waiters)
-			pthread_cond_broadcast(&session->changed);
 	}
 	pthread_mutex_unlock(&session->lock);
 	return NULL;
@@ -364,8 +438,10 @@ static struct forebay_session *session_new(const char *path)
 		return NULL;
 	own.arg = session;
 	session->path = strdup(path);
-	if (!session->path || core_new(&own, &session->core)) {
+	session->bytes = malloc(RECV_BYTES);
+	if (!session->path || !session->bytes || core_new(&own, &session->core)) {
 		free(session->path);
+		free(session->bytes);
 		free(session);
 		return NULL;
 	}
@@ -377,6 +453,7 @@ static struct forebay_session *session_new(const char *path)
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&session->changed, &attr);
+	pthread_cond_init(&session->idle, &attr);
 	pthread_condattr_destroy(&attr);
 	pthread_cond_init(&session->more_work, NULL);
 	return session;
@@ -471,17 +548,21 @@ static void drain(struct forebay_session *session)
 	}
 }
 
-static bool no_work_runs(const void *arg)
+/* No work, and no caller at the socket: the byte thread is joined, callers are not. */
+static bool is_left_alone(const void *arg)
 {
-	return !core_n_running(arg);
+	const struct forebay_session *session = arg;
+
+	return !core_n_running(session->core) && !session->caller_pumps;
 }
 
 static void stop_threads(struct forebay_session *session)
 {
 	pthread_mutex_lock(&session->lock);
 	session->stopping = true;
-	rouse_byte_thread(session);
+	rouse_pump(session);
 	pthread_cond_broadcast(&session->more_work);
+	pthread_cond_broadcast(&session->idle);
 	pthread_mutex_unlock(&session->lock);
 	if (session->byte_thread_runs)
 		pthread_join(session->byte_thread, NULL);
@@ -495,7 +576,7 @@ void forebay_disconnect(struct forebay_session *session)
 		return;
 	drain(session);
 	core_lose(session->core, -ECONNABORTED, "the session was disconnected");
-	session_wait_quiet(session, no_work_runs, session->core);
+	session_wait_quiet(session, is_left_alone, session);
 	pthread_mutex_unlock(&session->lock);
 	stop_threads(session);
 

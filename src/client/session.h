@@ -1,7 +1,8 @@
 /*
  * client/session.h: the thread shell around the core, as its own files share it; nobody else includes it.
  *
- * One thread moves bytes, N threads run work, and the application's threads make calls; `lock` guards the core and everything here.
+ * One thread moves bytes unless a caller that waits does, N threads run work, and the application's threads make calls; `lock` guards
+ * the core and everything here.
  * The session is counted, because handles and futures outlive forebay_disconnect(): the last one frees it. In a process that was
  * forked off nothing is touched, not even the lock, whose owner may not exist there.
  */
@@ -27,8 +28,11 @@
 #define COPY_THREADS_MAX 64
 #define THREAD_STACK	 (512u << 10) /* bytes */
 #define RECV_BYTES	 (256u << 10)
-#define DESCRIPTORS_MAX	 16 /* that have come and were not asked for */
-#define MAPS_MAX	 16
+#define INLINE_BYTES \
+	(1u << 20) /* blocks up to this, all together, are copied by who reads of them: waking others costs more */
+#define LINGER_US	200 /* after a caller has read, the byte thread leaves the socket to the next one for so long */
+#define DESCRIPTORS_MAX 16  /* that have come and were not asked for */
+#define MAPS_MAX	16
 
 struct forebay_session {
 	uint32_t magic;
@@ -44,6 +48,20 @@ struct forebay_session {
 	bool send_broken; /* what is still to be read says why */
 	bool disconnected;
 	unsigned quiet_waiters;
+
+	/*
+	 * Who reads from the socket, the *pump*: the byte thread, or a caller that waits, which is woken once less. One at a time; it
+	 * alone touches `bytes`.
+	 */
+	bool pumped;	   /* somebody does */
+	bool caller_pumps; /* and it is a caller: `pump` */
+	bool ended;	   /* there is nothing to be read any more */
+	bool byte_thread_sleeps;
+	pthread_t pump;
+	uint64_t n_pumps;   /* times that a caller has been the pump */
+	unsigned n_waiting; /* callers at `changed` that would be the pump */
+	pthread_cond_t idle;
+	uint8_t *bytes;
 
 	pthread_t byte_thread, copy_threads[COPY_THREADS_MAX];
 	bool byte_thread_runs;
@@ -70,7 +88,8 @@ void session_unref(struct forebay_session *session); /* not under the lock */
 void session_wait_quiet(struct forebay_session *session, bool (*quiet)(const void *arg), const void *arg);
 /* Waits under the lock until the future is over or @timeout_ms (-1: for ever) have passed: 0, -ETIMEDOUT. */
 int session_wait(struct forebay_session *session, const struct core_future *future, int64_t timeout_ms);
-void session_future_over(struct core_future *future); /* fn of futures for session_wait(); their arg is the session */
+void session_changed(struct forebay_session *session); /* under the lock: tells all who wait */
+void session_future_over(struct core_future *future);  /* fn of futures for session_wait(); their arg is the session */
 
 /* A request and its answer, waited for. Locks. @encoded: what the encoder of @body answered. @timeout_ms: -1 waits. */
 int session_call(struct forebay_session *session, enum msg_type type, const struct buf *body, int encoded,

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "client/daemon_suite.h"
+#include "client/session.h"
 #include "forebay/forebay.h"
 
 static struct forebay_session *open_session(struct daemon *d, enum manners manners)
@@ -151,6 +152,8 @@ static void a_futures_descriptor_tells_when_it_is_over(void **state)
 
 	assert_true(fd.fd >= 0);
 	assert_int_equal(poll(&fd, 1, 0), 0);
+	assert_int_equal(forebay_wait(future, 20),
+			 -ETIMEDOUT); /* reads from the socket, and leaves it to the session's thread */
 	assert_int_equal(forebay_save_submit(save), 0);
 	assert_int_equal(poll(&fd, 1, 10000), 1);
 	assert_int_equal(forebay_wait(future, 0), 0);
@@ -195,6 +198,73 @@ static void many_threads_wait_for_one_future_and_the_daemon_dies(void **state)
 	forebay_save_free(save);
 	forebay_group_leave(group);
 	forebay_disconnect(session);
+	free(matrix);
+}
+
+static void *label_often(void *arg)
+{
+	intptr_t wrong = 0;
+
+	for (int i = 0; i < 300; i++)
+		wrong += forebay_label(arg, "b", "l", 0, 1) != -EAGAIN;
+	return (void *)wrong;
+}
+
+/* Now one reads what the others wait for, now the session's thread does. */
+static void callers_that_wait_at_the_same_time_all_get_their_answers(void **state)
+{
+	struct forebay_session *session = open_session(*state, GOOD);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_DURABLE);
+	pthread_t threads[4];
+	void *result;
+
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, label_often, session), 0);
+	assert_int_equal(pthread_create(&threads[3], NULL, wait_for, future), 0);
+	assert_int_equal(forebay_save_submit(save), 0);
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], &result);
+		assert_int_equal((intptr_t)result, 0);
+	}
+	forebay_future_free(future);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	free(matrix);
+}
+
+static bool has_a_pump(struct forebay_session *session)
+{
+	pthread_mutex_lock(&session->lock);
+	bool pumps = session->caller_pumps;
+	pthread_mutex_unlock(&session->lock);
+	return pumps;
+}
+
+static void a_session_ends_while_a_caller_reads_from_its_socket(void **state)
+{
+	struct forebay_session *session = open_session(*state, NEVER_CAPTURES);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_CAPTURED);
+	pthread_t thread;
+	void *result;
+
+	assert_int_equal(forebay_save_submit(save), 0);
+	assert_int_equal(pthread_create(&thread, NULL, wait_for, future), 0);
+	for (int left_ms = 10000; left_ms && !has_a_pump(session); left_ms--)
+		poll(NULL, 0, 1);
+	assert_true(has_a_pump(session));
+	forebay_disconnect(session);
+	pthread_join(thread, &result);
+	assert_int_equal((intptr_t)result, -ECONNABORTED);
+	forebay_future_free(future);
+	forebay_save_free(save);
+	forebay_group_leave(group);
 	free(matrix);
 }
 
@@ -378,6 +448,8 @@ int main(void)
 		TEST(a_save_is_captured_whatever_its_strides_and_comes_back),
 		TEST(a_futures_descriptor_tells_when_it_is_over),
 		TEST(many_threads_wait_for_one_future_and_the_daemon_dies),
+		TEST(callers_that_wait_at_the_same_time_all_get_their_answers),
+		TEST(a_session_ends_while_a_caller_reads_from_its_socket),
 		TEST(a_future_that_ended_since_time_ran_out_is_over),
 		TEST(handles_outlive_the_session),
 		TEST(freeing_a_save_that_is_not_captured_cancels_it),

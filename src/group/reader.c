@@ -341,6 +341,8 @@ static int read_all(struct reader *reader)
 {
 	int r = 0;
 
+	if (reader->n_needs == 1) /* one block: it leaves together with the load's end */
+		return read_some(reader);
 	for (int i = 0; !r && i < READ_FIBERS; i++)
 		r = fiber_start(&reader->nursery, "read", read_some, reader);
 	if (!r)
