@@ -54,7 +54,7 @@ def du(folder):
 class Cluster:
     """Daemons node-0 (with the meta engine) to node-N below `folder`. As a context it starts them, and kills what is left."""
 
-    def __init__(self, folder, nodes, pool=64 * MIB):
+    def __init__(self, folder, nodes, pool=64 * MIB, key=None, more=""):
         self.folder, self.nodes = Path(folder), nodes
         self.store, self.meta = self.folder / "store", self.folder / "meta"
         self.daemons = [None] * nodes
@@ -72,7 +72,12 @@ class Cluster:
                 "meta": f"tcp:127.0.0.1:{port}" if node else f"lmdb:{self.meta}",
                 "pool": pool,
             }
-            (home / "config").write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
+            if key:
+                (home / "key").write_bytes(key)
+                (home / "key").chmod(0o600)
+                settings["key"] = home / "key"
+            text = "".join(f"{name} = {value}\n" for name, value in settings.items())
+            (home / "config").write_text(text + more.format(home=home))
 
     def __enter__(self):
         self.start()

@@ -1,6 +1,7 @@
 #include "base/counter.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -57,6 +58,19 @@ void count_set(enum counter gauge, uint64_t value)
 uint64_t count_value(enum counter counter)
 {
 	return __atomic_load_n(&counters[counter], __ATOMIC_RELAXED);
+}
+
+const char *counter_label(enum counter counter)
+{
+	bool timed = false;
+
+	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+		if (rows[i].family)
+			timed = rows[i].kind == HISTOGRAM;
+		else if (!timed && rows[i].number == (int)counter)
+			return rows[i].value;
+	}
+	return NULL;
 }
 
 void count_time(enum timing timing, uint64_t ns)

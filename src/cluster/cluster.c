@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/counter.h"
+#include "base/log.h"
 
 #define QUIET_MS 1000 /* between two looks whether everything has ended */
 
@@ -66,9 +67,10 @@ struct greet_self greet_self_of(const struct cluster *cluster)
 	};
 }
 
-void peer_refuse(struct cluster *cluster, enum refusal reason, const char *words)
+void peer_refuse(struct cluster *cluster, enum counter reason, const char *words)
 {
-	refusal_note(&cluster->refusals, "peer", reason, env_now(cluster->env), words);
+	count(reason, 1);
+	logm(LOG_WARN, "peer.refused", "reason=%s words=\"%s\"", counter_label(reason), words);
 }
 
 /* ---- watches ---- */
@@ -362,10 +364,4 @@ bool cluster_has_key(const struct cluster *cluster)
 {
 	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
 	return cluster->key.len;
-}
-
-const struct refusals *cluster_refusals(const struct cluster *cluster)
-{
-	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
-	return &cluster->refusals;
 }

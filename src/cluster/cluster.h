@@ -24,7 +24,6 @@
 #include "env/fiber.h"
 #include "meta/meta.h"
 #include "net/net.h"
-#include "net/refusal.h"
 #include "pool/pool.h"
 #include "wire/message.h"
 
@@ -74,9 +73,8 @@ const char *cluster_node(const struct cluster *cluster);
 const char *cluster_address(const struct cluster *cluster);
 const char *cluster_id(const struct cluster *cluster);
 uint32_t cluster_generation(const struct cluster *cluster);
-uint64_t cluster_incarnation(const struct cluster *cluster);		/* of this node */
-bool cluster_has_key(const struct cluster *cluster);			/* peers have proven the cluster's key */
-const struct refusals *cluster_refusals(const struct cluster *cluster); /* connections and calls of peers */
+uint64_t cluster_incarnation(const struct cluster *cluster); /* of this node */
+bool cluster_has_key(const struct cluster *cluster);	     /* peers have proven the cluster's key */
 /* A rebuild raised the generation (bundle/): takes the new one over and tells the peers with their next frames. */
 void cluster_set_generation(struct cluster *cluster, uint32_t generation);
 

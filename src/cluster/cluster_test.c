@@ -390,26 +390,21 @@ static void a_node_of_another_cluster_is_refused(void **state)
 
 static void write_ghost(struct bed *bed, const char *address);
 
-static uint64_t refused(struct bed *bed, int i, enum refusal reason)
-{
-	return cluster_refusals(at(bed, i))->counts[reason];
-}
-
 static int key_story(struct bed *bed)
 {
 	const char *const keys[] = { "a key that is another one", NULL };
-	const enum refusal reasons[] = { REFUSAL_PROOF, REFUSAL_UNPROVEN };
+	const enum counter reasons[] = { COUNT_PEER_PROOF, COUNT_PEER_UNPROVEN };
 	struct error e;
 
 	for (int i = 0; i < 2; i++) {
-		uint64_t before = refused(bed, 0, reasons[i]);
+		uint64_t before = count_value(reasons[i]);
 
 		bed->key = keys[i];
 		struct cluster *stranger = bed_new(bed, 2, "bed", &e);
 		EXPECT_CALL(cluster_join(stranger, bed_deadline(bed), &e), -EACCES, &e);
 		EXPECT(strstr(e.text, "key"));
 		EXPECT_INT(cluster_has_key(stranger), i == 0);
-		EXPECT(refused(bed, 0, reasons[i]) > before);
+		EXPECT(count_value(reasons[i]) > before);
 
 		/* and it lets nobody in that knows it by its address: neither kind of connection comes up */
 		write_ghost(bed, cluster_address(stranger));
@@ -453,6 +448,8 @@ static int strangers_story(struct bed *bed)
 	struct net_conn *conns[KNOCKS];
 	struct error e;
 
+	uint64_t before = count_value(COUNT_PEER_LIMIT);
+
 	serve_all(bed, 0);
 	for (int i = 0; i < KNOCKS; i++) {
 		const struct net_events events = { .up = nothing,
@@ -462,7 +459,7 @@ static int strangers_story(struct bed *bed)
 
 		EXPECT_INT(net_connect(bed->env, cluster_address(at(bed, 0)), &events, &conns[i]), 0);
 	}
-	while (refused(bed, 0, REFUSAL_LIMIT) < KNOCKS - STRANGERS_MAX)
+	while (count_value(COUNT_PEER_LIMIT) - before < KNOCKS - STRANGERS_MAX)
 		EXPECT_INT(fiber_sleep_until(env_in_ms(bed->env, 1)), 0);
 	for (int i = 0; i < KNOCKS - STRANGERS_MAX; i++)
 		while (conns[i]) /* the oldest */

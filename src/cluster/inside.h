@@ -73,7 +73,7 @@ struct peer *peer_find(struct cluster *cluster, const char *name);
 int peer_new(struct cluster *cluster, const char *name, struct peer **ret); /* 0, -ENOMEM, -ENOSPC */
 void peer_free(struct peer *peer);
 void peer_close(struct peer *peer, int code, const char *words);		   /* both links; nobody is told */
-void peer_refuse(struct cluster *cluster, enum refusal reason, const char *words); /* counts it */
+void peer_refuse(struct cluster *cluster, enum counter reason, const char *words); /* counts it */
 /* Another life of that node speaks: its old connections and record are worth nothing. */
 void peer_reborn(struct peer *peer);
 void peer_try_again(struct peer *peer); /* dials one that is down; waits for nothing */
@@ -175,7 +175,6 @@ struct cluster {
 	struct handler handlers[MSG_TYPES_MAX];
 	struct list incoming; /* in the order of their coming */
 	unsigned n_incoming, n_strangers;
-	struct refusals refusals;
 	struct nursery nursery; /* calls of this node to itself, requests to a remote engine */
 	struct list unsent;	/* requests to a remote engine for which there was no fiber */
 	struct task unsent_task;

@@ -112,7 +112,7 @@ static void reply_failure(struct incoming *in, unsigned type, uint64_t request, 
 /* ---- greeting ---- */
 
 /* It has broken the rules: there are no last words. */
-static void incoming_expel(struct incoming *in, enum refusal reason, const char *what)
+static void incoming_expel(struct incoming *in, enum counter reason, const char *what)
 {
 	struct error words;
 
@@ -130,12 +130,12 @@ static void make_room_for_stranger(struct cluster *cluster)
 		if (cluster->n_strangers < STRANGERS_MAX)
 			return;
 		if (!in->gone && !in->kind)
-			incoming_expel(in, REFUSAL_LIMIT, "gives way: too many have not said who they are");
+			incoming_expel(in, COUNT_PEER_LIMIT, "gives way: too many have not said who they are");
 	}
 }
 
 /* Last words are out; the connection goes when they have left. */
-static void incoming_refuse(struct incoming *in, enum refusal reason, const char *words)
+static void incoming_refuse(struct incoming *in, enum counter reason, const char *words)
 {
 	peer_refuse(in->cluster, reason, words);
 	if (in->gone)
@@ -171,16 +171,16 @@ static int hello_peer(struct incoming *in, uint64_t incarnation, struct error *e
 }
 
 /* What it has proven is taken over. 0, or why it cannot come in, though it belongs to the cluster. */
-static int meet(struct incoming *in, enum refusal *ret_reason, struct error *e)
+static int meet(struct incoming *in, enum counter *ret_reason, struct error *e)
 {
 	struct cluster *cluster = in->cluster;
 	const struct greet_peer *met = &in->greeting.peer;
 
-	*ret_reason = REFUSAL_NODE;
+	*ret_reason = COUNT_PEER_NAME;
 	if (!node_name_is_valid(met->node) || !strcmp(met->node, cluster->node))
 		return error_set(e, -EPROTO, "\"%s\" is no name for a peer of node %s", met->node, cluster->node);
 	memcpy(in->from, met->node, sizeof(in->from));
-	*ret_reason = REFUSAL_STALE;
+	*ret_reason = COUNT_PEER_STALE;
 	int r = hello_peer(in, met->incarnation, e);
 	if (r)
 		return r;
@@ -194,7 +194,7 @@ static void on_greeting(struct incoming *in, const struct frame_head *head, stru
 	struct cluster *cluster = in->cluster;
 	const struct greet_self self = greet_self_of(cluster);
 	struct error e = { 0 };
-	enum refusal reason;
+	enum counter reason;
 	int r = greet_frame(&in->greeting, &self, head, body, &e);
 
 	if (!r)
@@ -235,7 +235,7 @@ static int handle(struct cluster *cluster, unsigned type, const char *from, stru
 
 	if (!handler || !handler->serve) {
 		no_answer(cluster, type, e);
-		peer_refuse(cluster, REFUSAL_TYPE, e->text);
+		peer_refuse(cluster, COUNT_PEER_TYPE, e->text);
 		return -ENOSYS;
 	}
 	int r = handler->serve(handler->arg, from, body, deadline_ns, answer, e);
@@ -274,7 +274,7 @@ static int serve_run(void *arg)
 
 	int r = handle(in->cluster, served->type, in->from, view_buf(&served->body), served->deadline_ns, &answer, &e);
 	if (r == -EPROTO)
-		peer_refuse(in->cluster, REFUSAL_BODY, e.text);
+		peer_refuse(in->cluster, COUNT_PEER_BODY, e.text);
 	serve_answer(served, r, e.text, &answer);
 	in->n_calls--;
 	if (in->gone)
@@ -332,22 +332,22 @@ static void on_request(struct incoming *in, const struct frame_head *head, struc
 	if (r == 1)
 		return;
 	if (r == -EPROTO) {
-		incoming_expel(in, REFUSAL_ORDER, "sent more bodies at once than anybody sends");
+		incoming_expel(in, COUNT_PEER_ORDER, "sent more bodies at once than anybody sends");
 		return;
 	}
-	enum refusal reason = REFUSAL_LIMIT;
+	enum counter reason = COUNT_PEER_LIMIT;
 	if (r)
 		r = refuse_body(in, r, &e);
 	if (!r) {
 		r = fence_check(in->cluster, head->type, head->generation, &e);
-		reason = r == -ERR_ESTALEEPOCH ? REFUSAL_STALE :
-						 REFUSALS; /* not to have joined yet is nobody's fault */
+		reason = r == -ERR_ESTALEEPOCH ? COUNT_PEER_STALE :
+						 COUNTERS; /* not to have joined yet is nobody's fault */
 	}
 	if (!r) {
 		r = serve_start(in, head, deadline_ns, &body, &e);
-		reason = REFUSAL_LIMIT;
+		reason = COUNT_PEER_LIMIT;
 	}
-	if (r && reason != REFUSALS)
+	if (r && reason != COUNTERS)
 		peer_refuse(in->cluster, reason, e.text);
 	if (r)
 		reply_failure(in, head->type, head->request, r, e.text);
@@ -362,7 +362,7 @@ static void on_frame(void *arg, const struct frame_head *head, struct view body)
 	if (!in->kind)
 		on_greeting(in, head, body);
 	else if (head->flags & FRAME_REPLY)
-		incoming_expel(in, REFUSAL_ORDER, "sent an answer where only requests come");
+		incoming_expel(in, COUNT_PEER_ORDER, "sent an answer where only requests come");
 	else if (head->type == MSG_PING)
 		reply(in, MSG_PING, head->request, 0, (struct view){ 0 });
 	else
@@ -374,9 +374,9 @@ static void on_down(void *arg, int reason, const char *words)
 	struct incoming *in = arg;
 
 	if (reason == -ERR_EVERSION)
-		incoming_expel(in, REFUSAL_VERSION, words);
+		incoming_expel(in, COUNT_PEER_VERSION, words);
 	else if (reason == -EPROTO || reason == -EBADMSG)
-		incoming_expel(in, REFUSAL_GARBAGE, words);
+		incoming_expel(in, COUNT_PEER_GARBAGE, words);
 	else
 		incoming_end(in);
 }
@@ -397,7 +397,7 @@ static void on_pulse(struct timer *timer)
 		if (in->kind)
 			incoming_end(in);
 		else
-			incoming_expel(in, REFUSAL_SILENT, "did not say in time who it is");
+			incoming_expel(in, COUNT_PEER_SILENT, "did not say in time who it is");
 		return;
 	}
 	body_joiner_expire(&in->joiner, now);
@@ -415,7 +415,7 @@ void serve_accepted(void *arg, struct net_conn *conn)
 	if (cluster->n_incoming < INCOMING_MAX)
 		in = calloc(1, sizeof(*in));
 	if (!in) {
-		peer_refuse(cluster, REFUSAL_LIMIT, "there is no room for one connection more");
+		peer_refuse(cluster, COUNT_PEER_LIMIT, "there is no room for one connection more");
 		net_close(conn);
 		return;
 	}

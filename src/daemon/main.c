@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -185,6 +186,17 @@ static int live(void *arg)
 	return 0;
 }
 
+/* Each connection takes one descriptor or two: as many as this user may have, so that a crowd of clients keeps no peer out. */
+static void raise_descriptors(void)
+{
+	struct rlimit limit;
+
+	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+		limit.rlim_cur = limit.rlim_max;
+		(void)setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
 static int run_daemon(struct run *run)
 {
 	struct error e = { 0 };
@@ -192,6 +204,7 @@ static int run_daemon(struct run *run)
 	sigset_t set;
 	int r;
 
+	raise_descriptors();
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "base/counter.h"
 #include "base/map.h"
 #include "door/native.h"
 #include "env/fiber.h"
@@ -14,13 +15,16 @@
 
 #define DOOR_MAGIC	  UINT32_C(0x726f6f44)
 #define HELLO_MS	  10000		/* to say it */
+#define HELLO_BODY_MAX	  1024		/* bytes of a frame before it has been said */
 #define LAST_SIGN_MS	  500		/* between the end of a connection and that of its process, if both end */
 #define SEND_AGAIN_MS	  5		/* until a queue that was full is tried again */
 #define PARTIAL_MAX	  BODY_MAX	/* bytes that have come in part: a client sends one message after the other */
 #define REQUEST_BYTES_MAX (1408u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
-#define ANSWER_PAGE_BYTES (512u << 10)	/* of a list; then the page ends */
-#define ASK_PEERS_MS	  2000		/* for what peers have to say of themselves, all together */
-#define PAGE_MAX	  10000		/* entries of a list in one answer */
+#define DOOR_BYTES_MAX	  (2 * (uint64_t)BODY_MAX) /* of all sessions' requests, those that have come in part included */
+#define ANSWER_SEND_MS	  60000			   /* for a client to make room for an answer */
+#define ANSWER_PAGE_BYTES (512u << 10)		   /* of a list; then the page ends */
+#define ASK_PEERS_MS	  2000			   /* for what peers have to say of themselves, all together */
+#define PAGE_MAX	  10000			   /* entries of a list in one answer */
 
 struct door_native {
 	uint32_t magic;
@@ -32,6 +36,7 @@ struct door_native {
 	struct nursery nursery; /* of sessions */
 	struct list sessions;
 	unsigned n_sessions;
+	uint64_t bytes; /* of all requests under way, and of what has come of others */
 	bool stopping;
 };
 
@@ -88,8 +93,18 @@ struct request {
 /* ---- session.c ---- */
 void session_accepted(void *arg, struct net_conn *conn);
 void session_end(struct session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* As session_end(), of one that breaks the rules: it is counted and logged. */
+void session_expel(struct session *session, enum counter reason, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Counts and logs what a client did that was refused; its session may go on. */
+void door_refused(const struct session *session, enum counter reason, const char *words);
 /* rank_events.push, with the session as arg. */
 void session_push(void *arg, enum msg_type type, uint64_t number, struct view body);
+
+/* -ENOENT: the client names what its session does not hold. */
+int session_lacks(const struct session *session, const char *what, uint64_t number, struct error *e);
+/* -EBUSY: it holds as many as it may. */
+int session_is_full(const struct session *session, const char *of_what, unsigned most, struct error *e);
 
 /* ---- serve.c: requests, from frame to answer ---- */
 void serve_frame(struct session *session, const struct frame_head *head, struct view body);

@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/counter.h"
@@ -55,13 +56,13 @@ static int on_open(struct session *session, const struct request *request, struc
 	if (msg_open_decode(view_buf(&request->body), &m))
 		return malformed(request, e);
 	if (m.group && !handles_get(&session->ranks, m.group))
-		return error_set(e, -ENOENT, "this session has no group %" PRIu64, m.group);
+		return session_lacks(session, "group", m.group, e);
 	int r = bundle_open(session->door->options.bundles, tenant_of(session), m.bundle, m.version,
 			    request->deadline_ns, &version, e);
 	if (r)
 		return r;
 	if (session->versions.map.n >= DOOR_VERSIONS_MAX)
-		r = error_set(e, -EBUSY, "one session has at most %d versions open", DOOR_VERSIONS_MAX);
+		r = session_is_full(session, "open versions", DOOR_VERSIONS_MAX, e);
 	if (!r)
 		r = version_take(session, version, &reply);
 	if (r) {
@@ -162,7 +163,7 @@ static int on_items(struct session *session, const struct request *request, stru
 		return malformed(request, e);
 	const struct version *version = handles_get(&session->versions, m.version);
 	if (!version)
-		return error_set(e, -ENOENT, "this session has no version %" PRIu64 " open", m.version);
+		return session_lacks(session, "open version", m.version, e);
 	int r = list_items(version, &m, &list, &reply.more, e);
 	reply.items = list_buf_view(&list);
 	return r ? r : msg_items_reply_encode(&reply, answer);
@@ -379,6 +380,23 @@ static int append_nodes(struct session *session, const struct request *request, 
 	return r;
 }
 
+/* How many were turned away, by reason; what never happened is not listed. */
+static int append_refusals(struct list_buf *list)
+{
+	int r = 0;
+
+	for (int counter = COUNT_PEER_GARBAGE; !r && counter <= COUNT_CLIENT_STRANGE; counter++) {
+		bool peers = counter < COUNT_CLIENT_GARBAGE;
+		char name[64];
+
+		snprintf(name, sizeof(name), "%s_refused_%s", peers ? "peers" : "clients",
+			 counter_label((enum counter)counter));
+		const struct elem_stat elem = { .name = view_str(name), .value = count_value((enum counter)counter) };
+		r = elem.value ? elem_stat_append(list, &elem) : 0;
+	}
+	return r;
+}
+
 static int append_counters(const struct door_native *door, struct list_buf *list)
 {
 	struct store_stats store;
@@ -417,7 +435,7 @@ static int append_counters(const struct door_native *door, struct list_buf *list
 
 		r = elem_stat_append(list, &elem);
 	}
-	return r;
+	return r ? r : append_refusals(list);
 }
 
 static int on_status(struct session *session, const struct request *request, struct buf *answer, struct error *e)

@@ -23,7 +23,7 @@ static int rank_hold(struct session *session, uint64_t handle, struct door_rank 
 	struct door_rank *rank = handles_get(&session->ranks, handle);
 
 	if (!rank || rank->leaving)
-		return error_set(e, -ENOENT, "this session has no group %" PRIu64, handle);
+		return session_lacks(session, "group", handle, e);
 	rank->users++;
 	*ret = rank;
 	return 0;
@@ -87,7 +87,7 @@ static int on_join(struct session *session, const struct request *request, struc
 	if (msg_join_decode(view_buf(&request->body), &m))
 		return malformed(request, e);
 	if (session->ranks.map.n + session->n_joins >= DOOR_RANKS_MAX)
-		return error_set(e, -EBUSY, "one session has at most %d ranks", DOOR_RANKS_MAX);
+		return session_is_full(session, "ranks", DOOR_RANKS_MAX, e);
 	session->n_joins++;
 	int r = join(session, request, &m, answer, e);
 	session->n_joins--;
@@ -134,9 +134,9 @@ static int load_start(struct session *session, const struct request *request, co
 	load->deadline_ns = request->deadline_ns;
 	load->number = m->load;
 	if (!version)
-		return error_set(e, -ENOENT, "this session has no version %" PRIu64 " open", m->version);
+		return session_lacks(session, "open version", m->version, e);
 	if (session->loads.map.n >= DOOR_LOADS_MAX)
-		return error_set(e, -EBUSY, "one session has at most %d loads", DOOR_LOADS_MAX);
+		return session_is_full(session, "loads", DOOR_LOADS_MAX, e);
 	if (handles_get(&session->loads, m->load))
 		return error_set(e, -EEXIST, "load %" PRIu64 " of this session is under way already", m->load);
 	load->version = version_get(version);
@@ -204,7 +204,7 @@ static int on_leave(struct session *session, const struct request *request, stru
 		return malformed(request, e);
 	rank = handles_get(&session->ranks, m.handle);
 	if (!rank || rank->leaving)
-		return error_set(e, -ENOENT, "this session has no group %" PRIu64, m.handle);
+		return session_lacks(session, "group", m.handle, e);
 	rank->leaving = true;
 	while ((load = take_load_of(session, rank)))
 		load_end(session, load);

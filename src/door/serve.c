@@ -15,6 +15,10 @@
 static int send_frame(struct session *session, const struct frame_head *head, struct view piece, uint64_t deadline_ns)
 {
 	struct env *env = session->door->env;
+	uint64_t patience_ns = env_in_ms(env, ANSWER_SEND_MS);
+
+	if (patience_ns < deadline_ns)
+		deadline_ns = patience_ns;
 
 	for (;;) {
 		if (session->gone)
@@ -52,7 +56,10 @@ static void answer(struct request *request, int result, const char *words, struc
 		if (!r)
 			r = send_frame(session, &head, piece, request->deadline_ns);
 	} while (!r && rest.len);
-	if (r && r != -ENOTCONN && r != -ECANCELED)
+	if (r == -ETIMEDOUT)
+		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
+			      (int)session->pid);
+	else if (r && r != -ENOTCONN && r != -ECANCELED)
 		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
 }
 
@@ -68,7 +75,10 @@ bool serve_failure(struct session *session, const struct frame_head *head, int c
 
 	if (!r)
 		r = net_send(session->conn, &reply, view_buf(&body), NULL);
-	if (r)
+	if (r == -ENOBUFS)
+		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
+			      (int)session->pid);
+	else if (r)
 		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
 	return !r;
 }
@@ -78,7 +88,10 @@ static void answer_ping(struct session *session, uint64_t number)
 	const struct frame_head head = { .type = MSG_PING, .flags = FRAME_REPLY, .request = number };
 	int r = net_send(session->conn, &head, (struct view){ 0 }, NULL);
 
-	if (r)
+	if (r == -ENOBUFS)
+		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
+			      (int)session->pid);
+	else if (r)
 		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
 }
 
@@ -127,9 +140,12 @@ static int request_run(void *arg)
 	struct error e = { 0 };
 
 	int r = handle(request, &body, &e);
+	if (r == -EPROTO)
+		door_refused(session, COUNT_CLIENT_BODY, e.text);
 	answer(request, r, e.text, &body);
 	session->n_requests--;
 	session->request_bytes -= request->body.len;
+	session->door->bytes -= request->body.len;
 	buf_fini(&request->body);
 	free(request);
 	return 0;
@@ -159,8 +175,60 @@ static int request_start(struct session *session, const struct frame_head *head,
 	}
 	session->n_requests++;
 	session->request_bytes += body->len;
+	session->door->bytes += body->len;
 	*body = (struct buf){ 0 };
 	return 0;
+}
+
+static uint64_t bytes_of(const struct session *session)
+{
+	return session->gone ? 0 : session->request_bytes + session->joiner.bytes;
+}
+
+/* Whoever holds the most gives way, so that one client alone cannot keep the others from being heard. */
+static void make_room(struct door_native *door)
+{
+	struct session *largest = NULL;
+
+	list_each(node, &door->sessions) {
+		struct session *session = list_entry(node, struct session, link);
+
+		if (!largest || bytes_of(session) > bytes_of(largest))
+			largest = session;
+	}
+	if (largest)
+		session_expel(largest, COUNT_CLIENT_LIMIT,
+			      "its process %d had the most bytes of requests under way, and all together were too many",
+			      (int)largest->pid);
+}
+
+/* As body_join(), with the bytes of all sessions bounded. -ENOTCONN: this one gave way. */
+static int take_piece(struct session *session, const struct frame_head *head, struct view piece, struct buf *body)
+{
+	struct door_native *door = session->door;
+	size_t before = session->joiner.bytes;
+
+	if (door->bytes + piece.len > DOOR_BYTES_MAX)
+		make_room(door);
+	if (session->gone)
+		return -ENOTCONN;
+	int r = body_join(&session->joiner, head, BODY_FOREVER, piece, body);
+	door->bytes += session->joiner.bytes;
+	door->bytes -= before;
+	return r;
+}
+
+/* It answers, unless its sender does not look: then the session is over. */
+static void refuse_request(struct session *session, const struct frame_head *head, int r, const struct error *e)
+{
+	enum counter reason = r == -ENOSYS ? COUNT_CLIENT_TYPE : COUNT_CLIENT_LIMIT;
+
+	if (is_tell(head->type)) {
+		session_expel(session, reason, "its session was ended: %s", e->text);
+		return;
+	}
+	door_refused(session, reason, e->text);
+	serve_failure(session, head, r, e->text);
 }
 
 void serve_frame(struct session *session, const struct frame_head *head, struct view piece)
@@ -172,11 +240,12 @@ void serve_frame(struct session *session, const struct frame_head *head, struct 
 		answer_ping(session, head->request);
 		return;
 	}
-	int r = body_join(&session->joiner, head, BODY_FOREVER, piece, &body);
-	if (r == 1)
+	int r = take_piece(session, head, piece, &body);
+	if (r == 1 || r == -ENOTCONN)
 		return;
 	if (r == -EPROTO) {
-		session_end(session, "its process %d sent too many messages in parts", (int)session->pid);
+		session_expel(session, COUNT_CLIENT_ORDER, "its process %d sent too many messages in parts",
+			      (int)session->pid);
 		return;
 	}
 	if (r)
@@ -188,10 +257,6 @@ void serve_frame(struct session *session, const struct frame_head *head, struct 
 			      head->type, msg_type_name(head->type));
 	else
 		r = request_start(session, head, &body, &e);
-	if (!r)
-		return;
-	if (is_tell(head->type)) /* whoever does not look at the answer must not go on as if all were well */
-		session_end(session, "its session was ended: %s", e.text);
-	else
-		serve_failure(session, head, r, e.text);
+	if (r)
+		refuse_request(session, head, r, &e);
 }

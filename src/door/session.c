@@ -39,6 +39,44 @@ void session_end(struct session *session, const char *format, ...)
 	va_end(args);
 }
 
+void door_refused(const struct session *session, enum counter reason, const char *words)
+{
+	count(reason, 1);
+	logm(LOG_WARN, "client.refused", "tenant=%s pid=%d uid=%u reason=%s words=\"%s\"", session->door->tenant,
+	     (int)session->pid, session->uid, counter_label(reason), words);
+}
+
+int session_lacks(const struct session *session, const char *what, uint64_t number, struct error *e)
+{
+	struct error words;
+
+	error_set(&words, -ENOENT, "this session has no %s %" PRIu64, what, number);
+	door_refused(session, COUNT_CLIENT_STRANGE, words.text);
+	return error_set(e, -ENOENT, "%s", words.text);
+}
+
+int session_is_full(const struct session *session, const char *of_what, unsigned most, struct error *e)
+{
+	struct error words;
+
+	error_set(&words, -EBUSY, "one session has at most %u %s", most, of_what);
+	door_refused(session, COUNT_CLIENT_LIMIT, words.text);
+	return error_set(e, -EBUSY, "%s", words.text);
+}
+
+void session_expel(struct session *session, enum counter reason, const char *format, ...)
+{
+	va_list args;
+
+	if (session->gone)
+		return;
+	net_close(TAKE(session->conn));
+	va_start(args, format);
+	session_leave(session, format, args);
+	va_end(args);
+	door_refused(session, reason, session->words);
+}
+
 /* After a failed HELLO: the words have to arrive. */
 static void session_refuse(struct session *session, const char *format, ...)
 {
@@ -56,6 +94,7 @@ static void session_free(struct session *session)
 {
 	list_remove(&session->link);
 	session->door->n_sessions--;
+	session->door->bytes -= session->joiner.bytes;
 	body_joiner_fini(&session->joiner);
 	map_fini(&session->ranks.map);
 	map_fini(&session->versions.map);
@@ -92,7 +131,8 @@ void session_push(void *arg, enum msg_type type, uint64_t number, struct view bo
 			r = net_send(session->conn, &head, piece, NULL);
 	} while (!r && body.len);
 	if (r == -ENOBUFS)
-		session_end(session, "its process %d does not read what it is told", (int)session->pid);
+		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it is told",
+			      (int)session->pid);
 	else if (r && r != -ENOTCONN) /* the connection's end is told by itself */
 		session_end(session, "its session was ended: %s", error_meaning(r));
 }
@@ -155,12 +195,13 @@ static void on_hello(struct session *session, const struct frame_head *head, str
 	if (!r)
 		r = hello_check(&m, &e);
 	if (r) {
-		count(COUNT_CLIENTS_REFUSED, 1);
+		door_refused(session, r == -ERR_EVERSION ? COUNT_CLIENT_VERSION : COUNT_CLIENT_HELLO, e.text);
 		if (serve_failure(session, head, r, e.text))
 			session_refuse(session, "its session was refused: %s", e.text);
 		return;
 	}
 	session->greeted = true;
+	net_limit_body(session->conn, FRAME_BODY_MAX);
 	timer_disarm(session->door->env->loop, &session->timer);
 	r = hello_answer(session, head->request);
 	if (r)
@@ -174,7 +215,8 @@ static void on_frame(void *arg, const struct frame_head *head, struct view body)
 	struct session *session = arg;
 
 	if (head->flags & FRAME_REPLY)
-		session_end(session, "its process %d sent an answer that nobody asked for", (int)session->pid);
+		session_expel(session, COUNT_CLIENT_ORDER, "its process %d sent an answer that nobody asked for",
+			      (int)session->pid);
 	else if (!session->greeted)
 		on_hello(session, head, body);
 	else
@@ -196,7 +238,11 @@ static void on_down(void *arg, int reason, const char *words)
 
 	session->hung_up = true;
 	nursery_cancel(&session->nursery);
-	if (reason != -ECONNRESET)
+	if (reason == -ERR_EVERSION)
+		session_expel(session, COUNT_CLIENT_VERSION, "its session was ended: %s", words);
+	else if (reason == -EPROTO || reason == -EBADMSG)
+		session_expel(session, COUNT_CLIENT_GARBAGE, "its session was ended: %s", words);
+	else if (reason != -ECONNRESET)
 		session_end(session, "its session was ended: %s", words);
 	else if (timer_arm(env->loop, &session->timer, env_in_ms(env, LAST_SIGN_MS)))
 		session_end(session, "it closed its session");
@@ -209,7 +255,7 @@ static void on_timer(struct timer *timer)
 	if (session->hung_up)
 		session_end(session, "it closed its session");
 	else
-		session_end(session, "its process %d did not say HELLO", (int)session->pid);
+		session_expel(session, COUNT_CLIENT_SILENT, "its process %d did not say HELLO", (int)session->pid);
 }
 
 /* ---- the beginning ------------------------------------------------------------------------------------------------------------------ */
@@ -246,11 +292,13 @@ void session_accepted(void *arg, struct net_conn *conn)
 	if (!door->stopping && door->n_sessions < DOOR_SESSIONS_MAX)
 		session = session_new(door, conn);
 	if (!session) {
-		count(COUNT_CLIENTS_REFUSED, 1);
+		count(COUNT_CLIENT_LIMIT, 1);
 		net_close(conn);
 		return;
 	}
 	const struct net_events events = { .frame = on_frame, .down = on_down, .arg = session };
+	net_limit_body(conn, HELLO_BODY_MAX);
+	net_refuse_bulk(conn);
 	net_adopt(conn, &events);
 	int r = net_peer_watch(conn, on_process_end, session);
 	if (!r)

@@ -54,6 +54,7 @@ struct net_conn {
 	struct frame_head head;	     /* raw_head decoded, once it is whole */
 	uint8_t *body;
 	uint32_t body_max; /* bytes that a body may have */
+	bool no_bulk;	   /* chunks are refused */
 
 	struct list out; /* struct out_frame */
 	size_t queued_bytes;

@@ -25,7 +25,7 @@ static void greet_move(struct greeting *greeting, enum greet_state to)
 		net_limit_body(greeting->conn, FRAME_BODY_MAX);
 }
 
-static int refuse(struct greeting *greeting, enum refusal reason, struct error *e, int code)
+static int refuse(struct greeting *greeting, enum counter reason, struct error *e, int code)
 {
 	greeting->reason = reason;
 	return code;
@@ -68,6 +68,7 @@ int greet_dial(struct greeting *greeting, struct env *env, struct net_conn *conn
 	*greeting =
 		(struct greeting){ .state = GREET_ASKED, .env = env, .conn = conn, .kind = kind, .request = request };
 	net_limit_body(conn, GREET_BODY_MAX);
+	net_refuse_bulk(conn);
 	nonce_new(greeting, self);
 	const struct msg_hello m = {
 		.kind = (uint8_t)kind,
@@ -90,6 +91,7 @@ void greet_accept(struct greeting *greeting, struct env *env, struct net_conn *c
 {
 	*greeting = (struct greeting){ .state = GREET_LISTENS, .env = env, .conn = conn };
 	net_limit_body(conn, GREET_BODY_MAX);
+	net_refuse_bulk(conn);
 }
 
 static int send_reply(struct greeting *greeting, const struct greet_self *self)
@@ -145,20 +147,20 @@ static int hello_check(struct greeting *greeting, const struct greet_self *self,
 		       struct error *e)
 {
 	if (m->major_min > FRAME_MAJOR || m->major_max < FRAME_MAJOR_LEAST)
-		return REFUSE(greeting, REFUSAL_VERSION, e, -ERR_EVERSION,
+		return REFUSE(greeting, COUNT_PEER_VERSION, e, -ERR_EVERSION,
 			      "node %s speaks protocols %d to %d, you speak %" PRIu32 " to %" PRIu32, self->node,
 			      FRAME_MAJOR_LEAST, FRAME_MAJOR, m->major_min, m->major_max);
 	if (m->kind != GREET_CONTROL && m->kind != GREET_BULK)
-		return REFUSE(greeting, REFUSAL_HELLO, e, -EPROTO, "HELLO of kind %d: here peers are spoken to",
+		return REFUSE(greeting, COUNT_PEER_HELLO, e, -EPROTO, "HELLO of kind %d: here peers are spoken to",
 			      m->kind);
 	if (!node_fits(m->node))
-		return REFUSE(greeting, REFUSAL_NODE, e, -EPROTO, "a node's name of %zu bytes", m->node.len);
+		return REFUSE(greeting, COUNT_PEER_NAME, e, -EPROTO, "a node's name of %zu bytes", m->node.len);
 	if (!view_equal(m->cluster, view_str(self->cluster)))
-		return REFUSE(greeting, REFUSAL_CLUSTER, e, -EPERM, "node %s belongs to cluster %s, you to %.*s",
+		return REFUSE(greeting, COUNT_PEER_CLUSTER, e, -EPERM, "node %s belongs to cluster %s, you to %.*s",
 			      self->node, self->cluster, shown(m->cluster), (const char *)m->cluster.ptr);
 	if (self->key.len && !has_nonce(&m->nonce))
 		return REFUSE(
-			greeting, REFUSAL_UNPROVEN, e, -EACCES,
+			greeting, COUNT_PEER_UNPROVEN, e, -EACCES,
 			"node %s admits only peers that prove the cluster's key; node %.*s brings no challenge: it "
 			"has no key, or is of an older release",
 			self->node, shown(m->node), (const char *)m->node.ptr);
@@ -170,7 +172,7 @@ static int on_hello(struct greeting *greeting, const struct greet_self *self, st
 	struct msg_hello m;
 
 	if (msg_hello_decode(body, &m))
-		return REFUSE(greeting, REFUSAL_HELLO, e, -EPROTO, "a HELLO that cannot be read");
+		return REFUSE(greeting, COUNT_PEER_HELLO, e, -EPROTO, "a HELLO that cannot be read");
 	int r = hello_check(greeting, self, &m, e);
 	if (r)
 		return r;
@@ -184,7 +186,7 @@ static int on_hello(struct greeting *greeting, const struct greet_self *self, st
 	nonce_new(greeting, self);
 	r = send_reply(greeting, self);
 	if (r)
-		return REFUSE(greeting, REFUSAL_LIMIT, e, r, "no reply to HELLO: %s", error_meaning(r));
+		return REFUSE(greeting, COUNT_PEER_LIMIT, e, r, "no reply to HELLO: %s", error_meaning(r));
 	greet_move(greeting, GREET_ANSWERED);
 	return 0;
 }
@@ -195,13 +197,13 @@ static int check_proof(struct greeting *greeting, const struct greet_self *self,
 	struct msg_prove m;
 
 	if (msg_prove_decode(body, &m))
-		return REFUSE(greeting, REFUSAL_PROOF, e, -EPROTO, "a proof that cannot be read");
+		return REFUSE(greeting, COUNT_PEER_PROOF, e, -EPROTO, "a proof that cannot be read");
 	int r = proof_check(self->key, role, &greeting->words, &m.proof);
 	if (r == PROOF_WRONG)
-		return REFUSE(greeting, REFUSAL_PROOF, e, -EACCES,
+		return REFUSE(greeting, COUNT_PEER_PROOF, e, -EACCES,
 			      "whoever calls itself node %.*s does not prove the key of cluster %s",
 			      (int)strnlen(greeting->peer.node, GREET_NODE_MAX), greeting->peer.node, self->cluster);
-	return r ? REFUSE(greeting, REFUSAL_LIMIT, e, r, "no memory to check a proof") : 0;
+	return r ? REFUSE(greeting, COUNT_PEER_LIMIT, e, r, "no memory to check a proof") : 0;
 }
 
 static int accepter_frame(struct greeting *greeting, const struct greet_self *self, const struct frame_head *head,
@@ -212,7 +214,7 @@ static int accepter_frame(struct greeting *greeting, const struct greet_self *se
 	greeting->request = head->request;
 	greeting->type = head->type;
 	if (head->type != due || head->flags)
-		return REFUSE(greeting, REFUSAL_HELLO, e, -EPROTO,
+		return REFUSE(greeting, COUNT_PEER_HELLO, e, -EPROTO,
 			      due == MSG_HELLO ? "a connection begins with HELLO" : "after HELLO comes a proof");
 	if (due == MSG_HELLO)
 		return on_hello(greeting, self, body, e);
@@ -227,19 +229,20 @@ static int reply_check(struct greeting *greeting, const struct greet_self *self,
 		       struct error *e)
 {
 	if (m->major < FRAME_MAJOR_LEAST || m->major > FRAME_MAJOR)
-		return REFUSE(greeting, REFUSAL_VERSION, e, -ERR_EVERSION,
+		return REFUSE(greeting, COUNT_PEER_VERSION, e, -ERR_EVERSION,
 			      "it speaks protocol %" PRIu32 ", this node %d", m->major, FRAME_MAJOR);
 	if (!node_fits(m->node))
-		return REFUSE(greeting, REFUSAL_NODE, e, -EPROTO, "it has a name of %zu bytes", m->node.len);
+		return REFUSE(greeting, COUNT_PEER_NAME, e, -EPROTO, "it has a name of %zu bytes", m->node.len);
 	if (!view_equal(m->cluster, view_str(self->cluster)))
-		return REFUSE(greeting, REFUSAL_CLUSTER, e, -EHOSTDOWN,
+		return REFUSE(greeting, COUNT_PEER_CLUSTER, e, -EHOSTDOWN,
 			      "there answers a node of cluster %.*s, not of %s", shown(m->cluster),
 			      (const char *)m->cluster.ptr, self->cluster);
 	if (self->key.len && !has_nonce(&m->nonce))
-		return REFUSE(greeting, REFUSAL_UNPROVEN, e, -EACCES,
+		return REFUSE(greeting, COUNT_PEER_UNPROVEN, e, -EACCES,
 			      "it proves no key, as this node would: it has none, or is of an older release");
 	if (!self->key.len && has_nonce(&m->nonce))
-		return REFUSE(greeting, REFUSAL_UNPROVEN, e, -EACCES, "it asks for a proof, and this node has no key");
+		return REFUSE(greeting, COUNT_PEER_UNPROVEN, e, -EACCES,
+			      "it asks for a proof, and this node has no key");
 	return 0;
 }
 
@@ -248,7 +251,7 @@ static int on_reply(struct greeting *greeting, const struct greet_self *self, st
 	struct msg_hello_reply m;
 
 	if (msg_hello_reply_decode(body, &m))
-		return REFUSE(greeting, REFUSAL_HELLO, e, -EPROTO, "its greeting cannot be read");
+		return REFUSE(greeting, COUNT_PEER_HELLO, e, -EPROTO, "its greeting cannot be read");
 	int r = reply_check(greeting, self, &m, e);
 	if (r)
 		return r;
@@ -260,7 +263,7 @@ static int on_reply(struct greeting *greeting, const struct greet_self *self, st
 	greeting->words.reply = digest_of(body.ptr, body.len);
 	r = send_proof(greeting, self, PROOF_DIALS, 0);
 	if (r)
-		return REFUSE(greeting, REFUSAL_LIMIT, e, r, "no proof can be sent: %s", error_meaning(r));
+		return REFUSE(greeting, COUNT_PEER_LIMIT, e, r, "no proof can be sent: %s", error_meaning(r));
 	greet_move(greeting, GREET_PROVES);
 	return 0;
 }
@@ -272,10 +275,10 @@ static int dialler_frame(struct greeting *greeting, const struct greet_self *sel
 
 	if (head->type != due || !(head->flags & FRAME_REPLY) || (head->flags & FRAME_MORE) ||
 	    head->request != greeting->request)
-		return REFUSE(greeting, REFUSAL_HELLO, e, -EPROTO, "it answered %s with %s", msg_type_name(due),
+		return REFUSE(greeting, COUNT_PEER_HELLO, e, -EPROTO, "it answered %s with %s", msg_type_name(due),
 			      msg_type_name(head->type));
 	if (head->flags & FRAME_FAILED)
-		return refuse(greeting, REFUSAL_HELLO, e, body_get_failure(body, e));
+		return refuse(greeting, COUNT_PEER_HELLO, e, body_get_failure(body, e));
 	if (due == MSG_HELLO)
 		return on_reply(greeting, self, body, e);
 	int r = check_proof(greeting, self, PROOF_ACCEPTS, body, e);

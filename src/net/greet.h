@@ -14,9 +14,9 @@
  */
 #pragma once
 
+#include "base/counter.h"
 #include "net/net.h"
 #include "net/proof.h"
-#include "net/refusal.h"
 
 #define GREET_MS       4000 /* for the whole, from connecting or accepting on */
 #define GREET_BODY_MAX 1024 /* bytes of a frame before the greeting is over */
@@ -62,7 +62,7 @@ struct greeting {
 	struct digest nonce;	  /* the own */
 	struct proof_words words; /* that both have said */
 	struct greet_peer peer;	  /* believed from GREET_MET on */
-	enum refusal reason;	  /* when greet_frame() fails */
+	enum counter reason;	  /* when greet_frame() fails: of peer_refusals_total; the owner counts it */
 };
 
 /* Begins on a connection that is up: sends HELLO, as request number @request. 0, or why it cannot be sent. */

@@ -202,7 +202,7 @@ static struct msg_prove prove(const char *key, enum proof_role role, const struc
 }
 
 /* The raw peer is told why, in words with @part, and the connection ends. */
-static void expect_refused(struct bed *bed, struct raw *raw, struct end *end, enum refusal reason, int code,
+static void expect_refused(struct bed *bed, struct raw *raw, struct end *end, enum counter reason, int code,
 			   const char *part)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
@@ -276,12 +276,12 @@ static void keys_that_differ_or_lack_are_refused_on_both_sides(void **state)
 {
 	static const struct {
 		const char *dials, *accepts;
-		enum refusal reason;
+		enum counter reason;
 		bool by_dialler; /* it refuses; else the accepter does, and says so */
 	} all[] = {
-		{ KEY, OTHER_KEY, REFUSAL_PROOF, false },
-		{ NULL, KEY, REFUSAL_UNPROVEN, false },
-		{ KEY, NULL, REFUSAL_UNPROVEN, true },
+		{ KEY, OTHER_KEY, COUNT_PEER_PROOF, false },
+		{ NULL, KEY, COUNT_PEER_UNPROVEN, false },
+		{ KEY, NULL, COUNT_PEER_UNPROVEN, true },
 	};
 	struct bed *bed = *state;
 
@@ -330,7 +330,7 @@ static void what_was_said_on_another_connection_proves_nothing(void **state)
 		raw_hello(&raw, &hello, &second);
 		assert_true(view_equal(view_buf(&first.hello), view_buf(&second.hello)));
 		raw_prove(&raw, &proof);
-		expect_refused(bed, &raw, &again, REFUSAL_PROOF, -EACCES, "does not prove the key");
+		expect_refused(bed, &raw, &again, COUNT_PEER_PROOF, -EACCES, "does not prove the key");
 	}
 }
 
@@ -360,7 +360,7 @@ static void a_proof_of_something_else_is_refused(void **state)
 		if (twist == TWIST_NONE_AT_ALL)
 			memset(&proof, 0, sizeof(proof));
 		raw_prove(&raw, &proof);
-		expect_refused(bed, &raw, &end, REFUSAL_PROOF, -EACCES, "does not prove the key");
+		expect_refused(bed, &raw, &end, COUNT_PEER_PROOF, -EACCES, "does not prove the key");
 	}
 }
 
@@ -393,7 +393,7 @@ static void a_dialler_believes_nobody_that_cannot_prove_either(void **state)
 		assert_int_equal(net_send(impostor->conn, &last, view_buf(&impostor->body), NULL), 0);
 		drive(bed, dialler.result != NOT_SETTLED);
 		assert_int_equal(dialler.result, -EACCES);
-		assert_int_equal(dialler.greeting.reason, REFUSAL_PROOF);
+		assert_int_equal(dialler.greeting.reason, COUNT_PEER_PROOF);
 		drive(bed, impostor->n_down);
 		side_close(impostor);
 		buf_fini(&impostor->body);
@@ -423,18 +423,18 @@ static void a_hello_that_is_none_is_refused_by_reason(void **state)
 		FLAWS
 	};
 	static const struct {
-		enum refusal reason;
+		enum counter reason;
 		int code;
 		const char *words;
 	} all[FLAWS] = {
-		[FLAW_MAJOR] = { REFUSAL_VERSION, -ERR_EVERSION, "protocols 1 to 1, you speak 8 to 9" },
-		[FLAW_OLD_MAJOR] = { REFUSAL_VERSION, -ERR_EVERSION, "you speak 0 to 0" },
-		[FLAW_KIND] = { REFUSAL_HELLO, -EPROTO, "here peers are spoken to" },
-		[FLAW_CLUSTER] = { REFUSAL_CLUSTER, -EPERM, "belongs to cluster c, you to d" },
-		[FLAW_LONG_NODE] = { REFUSAL_NODE, -EPROTO, "name of 64 bytes" },
-		[FLAW_NO_NODE] = { REFUSAL_NODE, -EPROTO, "name of 0 bytes" },
-		[FLAW_NO_NONCE] = { REFUSAL_UNPROVEN, -EACCES, "brings no challenge" },
-		[FLAW_CUT] = { REFUSAL_HELLO, -EPROTO, "cannot be read" },
+		[FLAW_MAJOR] = { COUNT_PEER_VERSION, -ERR_EVERSION, "protocols 1 to 1, you speak 8 to 9" },
+		[FLAW_OLD_MAJOR] = { COUNT_PEER_VERSION, -ERR_EVERSION, "you speak 0 to 0" },
+		[FLAW_KIND] = { COUNT_PEER_HELLO, -EPROTO, "here peers are spoken to" },
+		[FLAW_CLUSTER] = { COUNT_PEER_CLUSTER, -EPERM, "belongs to cluster c, you to d" },
+		[FLAW_LONG_NODE] = { COUNT_PEER_NAME, -EPROTO, "name of 64 bytes" },
+		[FLAW_NO_NODE] = { COUNT_PEER_NAME, -EPROTO, "name of 0 bytes" },
+		[FLAW_NO_NONCE] = { COUNT_PEER_UNPROVEN, -EACCES, "brings no challenge" },
+		[FLAW_CUT] = { COUNT_PEER_HELLO, -EPROTO, "cannot be read" },
 	};
 	struct bed *bed = *state;
 
@@ -494,7 +494,7 @@ static void nothing_else_is_served_before_the_proof(void **state)
 			raw_hello(&raw, &hello, &words);
 		assert_int_equal(msg_hello_encode(&hello, &body), 0);
 		raw_say(&raw, all[i].type, all[i].flags, view_buf(&body));
-		expect_refused(bed, &raw, &end, REFUSAL_HELLO, -EPROTO, all[i].after_hello ? "a proof" : "HELLO");
+		expect_refused(bed, &raw, &end, COUNT_PEER_HELLO, -EPROTO, all[i].after_hello ? "a proof" : "HELLO");
 	}
 }
 

@@ -60,6 +60,8 @@ int net_send(struct net_conn *conn, const struct frame_head *head, struct view b
 /* From the next frame on a body of more than @bytes_max (at most FRAME_BODY_MAX, which it is at first) costs the connection: for
  * as long as nobody knows who is at the other end. */
 void net_limit_body(struct net_conn *conn, uint32_t bytes_max);
+/* A bulk chunk costs the connection, too, until net_bulk_start(): else the first one waits for that. */
+void net_refuse_bulk(struct net_conn *conn);
 /* Accepts NULL. No events after it; what was queued may be lost; transfers on it complete with -ECANCELED, later. */
 void net_close(struct net_conn *conn);
 /* As net_close once the queue is empty, or after 2 s: for last words. No events after this call either. */

@@ -304,6 +304,8 @@ static int check_head(struct net_conn *conn, struct error *e)
 
 	if (r)
 		return r;
+	if (conn->no_bulk && conn->head.payload_bytes)
+		return error_set(e, -EPROTO, "a chunk of %u bytes on a control connection", conn->head.payload_bytes);
 	if (!conn->head.body_bytes)
 		return 0;
 	if (conn->head.payload_bytes)
@@ -406,6 +408,12 @@ void net_limit_body(struct net_conn *conn, uint32_t bytes_max)
 	CHECK_MAGIC(conn, CONN_MAGIC);
 	CHECK(bytes_max <= FRAME_BODY_MAX);
 	conn->body_max = bytes_max;
+}
+
+void net_refuse_bulk(struct net_conn *conn)
+{
+	CHECK_MAGIC(conn, CONN_MAGIC);
+	conn->no_bulk = true;
 }
 
 /* ---- the task ---- */
