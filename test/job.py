@@ -58,6 +58,7 @@ class Cluster:
         self.folder, self.nodes = Path(folder), nodes
         self.store, self.meta = self.folder / "store", self.folder / "meta"
         self.daemons = [None] * nodes
+        self.env = [{} for _ in range(nodes)]  # more of each daemon's environment
         port = free_port()
         self.store.mkdir(parents=True)
         for node in range(nodes):
@@ -98,9 +99,9 @@ class Cluster:
 
     def launch(self, *nodes, die_at=None):
         """Starts daemons, all by default, and does not wait for them. die_at: the point at which they end themselves."""
-        env = {**os.environ, **({"FOREBAY_DIE_AT": die_at} if die_at else {})}
         for node in nodes or range(self.nodes):
             home = self.folder / f"node-{node}"
+            env = {**os.environ, **self.env[node], **({"FOREBAY_DIE_AT": die_at} if die_at else {})}
             with open(home / "log", "ab") as log:
                 command = [BUILD / "forebayd", "--config", home / "config"]
                 self.daemons[node] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=env)

@@ -103,6 +103,8 @@ struct backend {
 	const struct backend_driver *driver;
 	struct env *env;
 	unsigned n_abandoned; /* requests under way that nobody waits for any more: cluster/calls.c counts them */
+	uint64_t
+		incarnation; /* of this node, once it has joined its cluster: nobody with its name and a lower one writes here */
 };
 #define BACKEND_MAGIC 0x646e4542
 

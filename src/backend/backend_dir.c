@@ -1,7 +1,8 @@
 /*
  * backend/backend_dir.c: the store in a directory, local or shared by many nodes (NFS).
  *
- * An object is a file whose path is its key. It is written as a private temporary in ".tmp", synced, and then given its name:
+ * An object is a file whose path is its key. It is written as a private temporary in ".tmp" (whose name says which life of which
+ * node it is of), synced, and then given its name:
  * by link(), which fails if the name is taken, or by rename(), which replaces. So a name never stands for a part of an object,
  * and of two writers with if_absent exactly one wins, on NFS too. No locks, no times.
  *
@@ -14,6 +15,7 @@
  */
 #include "backend/backend.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -36,13 +38,19 @@
 #define SESSION_BYTES	16 /* random: names this process's temporaries apart from all others' */
 #define PLACE_TRIES	16 /* to give a name while others remove the directory as empty */
 #define UPLOAD_MAGIC	0x70754542
+#define NODE_BYTES	64  /* of an env's name in a temporary's */
+#define LITTER_MAX	256 /* temporaries that wait to be tried again; beyond it for the next start */
 
 struct backend_dir {
 	struct backend backend;
 	struct dir *dir;
 	char *path; /* for words */
 	char session[2 * SESSION_BYTES + 1];
+	char node[NODE_BYTES + 1];
 	uint64_t serial; /* of the last temporary */
+	char *litter[LITTER_MAX];
+	unsigned n_litter;
+	bool swept; /* of what this node's earlier lives have left */
 	unsigned n_uploads;
 };
 
@@ -51,7 +59,9 @@ struct backend_upload {
 	struct backend_dir *owner;
 	struct file *file; /* the temporary, while it is open */
 	bool made;	   /* the temporary has a name, which is ours to remove */
-	char temp[sizeof(BACKEND_DIR_TEMP) + 2 * SESSION_BYTES + 24];
+	char temp[sizeof(BACKEND_DIR_TEMP) + NODE_BYTES + 2 * SESSION_BYTES + 48];
+	char *litter; /* one of an earlier upload, to be removed in passing */
+	bool sweep;   /* this one looks for what earlier lives have left */
 	char key[BACKEND_KEY_MAX + 1];
 	uint64_t written_bytes, end; /* loop's thread: sum of the parts that are done, end of the farthest */
 };
@@ -89,20 +99,89 @@ static struct backend_upload *upload_new(struct backend_dir *b, const char *key)
 		return NULL;
 	upload->magic = UPLOAD_MAGIC;
 	upload->owner = b;
-	(void)snprintf(upload->temp, sizeof(upload->temp), BACKEND_DIR_TEMP "/%s-%" PRIx64, b->session, ++b->serial);
+	(void)snprintf(upload->temp, sizeof(upload->temp), BACKEND_DIR_TEMP "/%s.%" PRIu64 "-%s-%" PRIx64, b->node,
+		       b->backend.incarnation, b->session, ++b->serial);
+	if (b->n_litter)
+		upload->litter = b->litter[--b->n_litter];
+	upload->sweep = b->backend.incarnation && !b->swept;
+	b->swept |= upload->sweep;
 	(void)snprintf(upload->key, sizeof(upload->key), "%s", key);
 	b->n_uploads++;
 	return upload;
+}
+
+/* A temporary that could not be removed now: on a full disk its bytes are missed. */
+static void keep_litter(struct backend_dir *b, char *name)
+{
+	if (name && b->n_litter < LITTER_MAX)
+		b->litter[b->n_litter++] = name;
+	else
+		free(name);
 }
 
 static void upload_free(struct backend_upload *upload)
 {
 	if (!upload)
 		return;
+	keep_litter(upload->owner, upload->litter);
+	if (upload->made)
+		keep_litter(upload->owner, strdup(upload->temp));
 	if (upload->file) /* only when the env is shutting down and ran no job: a process's end would do the same */
 		upload->owner->backend.env->ops->file_close(upload->file);
 	upload->owner->n_uploads--;
 	free(upload);
+}
+
+/* Of this node, by an earlier life? ".tmp/NODE.INCARNATION-SESSION-SERIAL", without the first five. */
+static bool is_left_over(const struct backend_dir *b, const char *name)
+{
+	size_t len = strlen(b->node);
+	char *end;
+
+	if (strncmp(name, b->node, len) != 0 || name[len] != '.')
+		return false;
+	uint64_t incarnation = strtoull(name + len + 1, &end, 10);
+	return end > name + len + 1 && *end == '-' && incarnation < b->backend.incarnation &&
+	       !strstr(end, b->session); /* of this life, before it had joined */
+}
+
+struct sweeping {
+	const struct backend_dir *b;
+	char *found[LITTER_MAX];
+	unsigned n;
+};
+
+static int sweep_one(void *arg, const char *name, bool is_dir)
+{
+	struct sweeping *sweeping = arg;
+	char *path = NULL;
+
+	if (is_dir || !is_left_over(sweeping->b, name))
+		return 0;
+	if (asprintf(&path, BACKEND_DIR_TEMP "/%s", name) >= 0)
+		sweeping->found[sweeping->n++] = path;
+	return sweeping->n == LITTER_MAX;
+}
+
+/*
+ * Once in a life: what this node's earlier lives have left. They are dead, or overtaken: their writer's link will fail, since nothing is
+ * there to be linked. Other nodes' are their own affair.
+ */
+static void sweep(const struct env_ops *ops, const struct backend_dir *b)
+{
+	struct sweeping *sweeping = calloc(1, sizeof(*sweeping));
+
+	if (!sweeping)
+		return;
+	sweeping->b = b;
+	(void)ops->list(b->dir, BACKEND_DIR_TEMP, sweep_one, sweeping);
+	while (sweeping->n) {
+		char *path = sweeping->found[--sweeping->n];
+
+		(void)ops->unlink(b->dir, path);
+		free(path);
+	}
+	free(sweeping);
 }
 
 static int temp_make(struct backend_req *req, struct backend_upload *upload)
@@ -120,6 +199,8 @@ static int temp_make(struct backend_req *req, struct backend_upload *upload)
 	if (r)
 		return fail(req, r, "making a temporary in " BACKEND_DIR_TEMP);
 	upload->made = true;
+	if (upload->sweep)
+		sweep(ops, upload->owner);
 	return 0;
 }
 
@@ -129,14 +210,29 @@ static void temp_close(const struct env_ops *ops, struct backend_upload *upload)
 	upload->file = NULL;
 }
 
-/* Removes the temporary, whatever became of it. A failure leaves a file that nobody reads. */
+static bool is_removed(const struct env_ops *ops, struct dir *dir, const char *name)
+{
+	int r = ops->unlink(dir, name);
+
+	return !r || r == -ENOENT;
+}
+
+/*
+ * Removes the temporary, whatever became of it, and one that could not be removed before. A failure leaves a file that nobody reads,
+ * and that is tried again with a later upload.
+ */
 static void temp_drop(const struct env_ops *ops, struct backend_upload *upload)
 {
+	struct dir *dir = upload->owner->dir;
+
 	if (upload->file)
 		temp_close(ops, upload);
-	if (upload->made)
-		(void)ops->unlink(upload->owner->dir, upload->temp);
-	upload->made = false;
+	if (upload->made && is_removed(ops, dir, upload->temp))
+		upload->made = false;
+	if (upload->litter && is_removed(ops, dir, upload->litter)) {
+		free(upload->litter);
+		upload->litter = NULL;
+	}
 }
 
 /*
@@ -245,15 +341,38 @@ static int place_new(const struct env_ops *ops, struct backend_upload *upload)
 	return !ops->stat(dir, upload->key, &st) && st.is_dir ? -EISDIR : BACKEND_EXISTS;
 }
 
-static int place_over(const struct env_ops *ops, struct backend_upload *upload)
+/* Does the key hold what this PUT wrote? Said of small objects alone: larger ones are never put over others. */
+static bool holds_ours(const struct backend_req *req, const char *key)
 {
+	const struct env_ops *ops = ops_of(req);
+	_cleanup_(cleanup_mem) uint8_t *piece = malloc(PIECE_BYTES);
+	struct file *file;
+	uint64_t at = 0, size;
+
+	if (!piece || ops->file_open(of(req->backend)->dir, key, FILE_READ, &file))
+		return false;
+	bool ours = !ops->file_size(file, &size);
+	for (size_t i = 0; ours && i < req->n_vec; i++) {
+		const struct backend_vec *vec = &req->vec[i];
+
+		ours = vec->len <= PIECE_BYTES && ops->file_read(file, at, piece, vec->len) == (ssize_t)vec->len &&
+		       crc32c(0, piece, vec->len) == vec->crc;
+		at += vec->len;
+	}
+	ops->file_close(file);
+	return ours && at == size;
+}
+
+static int place_over(struct backend_req *req, struct backend_upload *upload)
+{
+	const struct env_ops *ops = ops_of(req);
 	struct dir *dir = upload->owner->dir;
 	struct file_stat st;
 	int r = ops->rename(dir, upload->temp, upload->key);
 
-	/* As above: nobody else removes our temporary, so it has been renamed. */
+	/* As above. But if this process was overtaken by a later life of its node, the temporary was swept. */
 	if (r && ops->stat(dir, upload->temp, &st) == -ENOENT)
-		r = 0;
+		r = holds_ours(req, upload->key) ? 0 : -EIO;
 	if (!r)
 		upload->made = false;
 	return r;
@@ -270,7 +389,7 @@ static int place(struct backend_req *req, struct backend_upload *upload)
 			if (r && r != -ENOENT)
 				break;
 		}
-		r = req->if_absent ? place_new(ops_of(req), upload) : place_over(ops_of(req), upload);
+		r = req->if_absent ? place_new(ops_of(req), upload) : place_over(req, upload);
 	}
 	if (r == -ENOTDIR || r == -EISDIR)
 		return error_set(&req->error, r, "%s: one of the two keys is a path prefix of the other", upload->key);
@@ -614,6 +733,8 @@ static void dir_free(struct backend *backend)
 	struct backend_dir *b = of(backend);
 
 	CHECK(b->n_uploads == 0);
+	while (b->n_litter)
+		free(b->litter[--b->n_litter]);
 	if (b->dir)
 		backend->env->ops->dir_close(b->dir);
 	free(b->path);
@@ -623,6 +744,15 @@ static void dir_free(struct backend *backend)
 CLEANUP_OF(struct backend *, backend_free);
 
 static const struct backend_driver driver = { .name = "dir", .submit = submit, .free = dir_free };
+
+/* The env's name is its node's. A test's may be anything. */
+static void name_node(struct backend_dir *b)
+{
+	(void)snprintf(b->node, sizeof(b->node), "%s", b->backend.env->name);
+	for (char *at = b->node; *at; at++)
+		if (!isalnum((unsigned char)*at) && !strchr("._-", *at))
+			*at = '_';
+}
 
 int backend_dir_open(struct env *env, const char *path, bool create, struct backend **ret, struct error *e)
 {
@@ -643,6 +773,7 @@ int backend_dir_open(struct env *env, const char *path, bool create, struct back
 		return r;
 	env->ops->random(env, session, sizeof(session));
 	hex_encode(b->session, session, sizeof(session));
+	name_node(b);
 	*ret = TAKE(backend);
 	return 0;
 }

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +27,20 @@
 
 static struct env *env;
 static char root[64]; /* a fresh directory for each test */
+
+/* What the driver calls, not that of libc: fails as often as this says. */
+static atomic_int unlinks_that_fail;
+
+__attribute__((visibility("default"))) int unlinkat(int dir, const char *name, int flags);
+
+int unlinkat(int dir, const char *name, int flags)
+{
+	if (atomic_load(&unlinks_that_fail) > 0 && atomic_fetch_sub(&unlinks_that_fail, 1) > 0) {
+		errno = EIO;
+		return -1;
+	}
+	return (int)syscall(SYS_unlinkat, dir, name, flags);
+}
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
@@ -178,6 +194,41 @@ static void what_others_left_there_is_no_key_and_stays(void **state)
 	buf_fini(&req.out);
 	assert_int_equal(call(backend, BACKEND_PROBE, "", NULL), 0);
 	assert_int_equal(files_below(root), 4);
+	backend_free(backend);
+}
+
+static void a_temporary_that_could_not_be_removed_is_removed_later(void **state)
+{
+	struct backend *backend = open_root();
+
+	atomic_store(&unlinks_that_fail, 2);
+	assert_int_equal(backend_suite_put(backend, "a", "x", true), 0);
+	assert_int_equal(files_below(root), 2);
+	assert_int_equal(backend_suite_put(backend, "b", "x", true), 0); /* its own cannot be removed either */
+	assert_int_equal(files_below(root), 3);
+	assert_int_equal(backend_suite_put(backend, "c", "x", true), 0);
+	assert_int_equal(files_below(root), 3);
+	backend_free(backend);
+}
+
+static void what_this_node_s_earlier_lives_left_is_swept_once_it_has_joined(void **state)
+{
+	struct backend *backend = open_root();
+
+	assert_int_equal(mkdir(below(BACKEND_DIR_TEMP), 0700), 0);
+	write_file(BACKEND_DIR_TEMP "/test.6-0123-1", "x");
+	write_file(BACKEND_DIR_TEMP "/test.0-0123-1", "x");
+	write_file(BACKEND_DIR_TEMP "/test.7-0123-1", "of this life");
+	write_file(BACKEND_DIR_TEMP "/test.12-0123-1", "of a later one");
+	write_file(BACKEND_DIR_TEMP "/test2.6-0123-1", "of another node");
+	write_file(BACKEND_DIR_TEMP "/test.x.6-0123-1", "of another node, too");
+	assert_int_equal(backend_suite_put(backend, "a", "x", true), 0);
+	assert_int_equal(files_below(root), 7); /* not yet */
+	backend->incarnation = 7;
+	assert_int_equal(backend_suite_put(backend, "b", "x", true), 0);
+	assert_int_equal(files_below(root), 6);
+	assert_int_equal(access(below(BACKEND_DIR_TEMP "/test.6-0123-1"), F_OK), -1);
+	assert_int_equal(access(below(BACKEND_DIR_TEMP "/test.0-0123-1"), F_OK), -1);
 	backend_free(backend);
 }
 
@@ -378,6 +429,8 @@ int main(void)
 		claim(a_file_is_no_store),
 		claim(an_object_is_a_file_with_one_name_and_no_temporary_stays),
 		claim(what_others_left_there_is_no_key_and_stays),
+		claim(a_temporary_that_could_not_be_removed_is_removed_later),
+		claim(what_this_node_s_earlier_lives_left_is_swept_once_it_has_joined),
 		claim(the_last_delete_takes_the_empty_directories_with_it),
 		claim(a_key_below_an_object_is_refused_with_words),
 		claim_alone(a_directory_that_may_not_be_written_is_EACCES_and_the_probe_says_so),

@@ -7,7 +7,7 @@
 
 #include "cli/text.h"
 
-#define TERM_MS	  10000
+#define TERM_MS	  70000 /* a daemon drains for a minute, unless it is set otherwise */
 #define KILL_MS	  10000
 #define NS_PER_MS 1000000
 

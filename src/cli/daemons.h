@@ -14,6 +14,6 @@ struct daemons {
 	size_t n;
 };
 
-/* SIGTERM to all, up to 10 s for them to end in order, then SIGKILL to the rest. Returns how many of them that took; -EBUSY if one
+/* SIGTERM to all, up to 70 s for them to drain and end in order, then SIGKILL to the rest. Returns how many of them that took; -EBUSY if one
  * is still there after all. */
 int daemons_end(const struct daemons *daemons);

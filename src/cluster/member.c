@@ -326,6 +326,8 @@ int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 			return r;
 		if (!r) {
 			cluster->incarnation = record.incarnation + 1;
+			if (cluster->backend)
+				cluster->backend->incarnation = cluster->incarnation;
 			return 0;
 		}
 	}

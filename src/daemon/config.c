@@ -17,6 +17,7 @@
 
 #define NAME_MAX_BYTES 63
 #define WORKERS_MAX    64
+#define MILLIS_MAX     3600000 /* an hour */
 #define POOL_MIN_BYTES (UINT64_C(4) << 20)
 
 const struct config_entry config_entries[] = {
@@ -56,6 +57,21 @@ static int parse_COUNT(const char *text, uint64_t *ret, const char **ret_allowed
 	errno = 0;
 	uint64_t value = strtoull(text, &end, 10);
 	if (errno || *end || value > WORKERS_MAX)
+		return -EINVAL;
+	*ret = value;
+	return 0;
+}
+
+static int parse_MILLIS(const char *text, uint64_t *ret, const char **ret_allowed)
+{
+	char *end;
+
+	*ret_allowed = "a number of milliseconds up to 3600000";
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	errno = 0;
+	uint64_t value = strtoull(text, &end, 10);
+	if (errno || *end || value > MILLIS_MAX)
 		return -EINVAL;
 	*ret = value;
 	return 0;
@@ -125,8 +141,9 @@ static void free_SIZE(uint64_t *value)
 	*value = 0;
 }
 
-#define free_COUNT free_SIZE
-#define free_LEVEL free_SIZE
+#define free_COUNT  free_SIZE
+#define free_LEVEL  free_SIZE
+#define free_MILLIS free_SIZE
 
 void config_fini(struct config *config)
 {

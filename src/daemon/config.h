@@ -30,12 +30,14 @@
 	  "where /metrics, /healthz and /readyz are served: PORT on 127.0.0.1, or ADDRESS:PORT; default: nowhere") \
 	X(store_rate, SIZE, "0", "bytes per second of this node's way to the store; 0: equal on all nodes")        \
 	X(workers, COUNT, "0", "threads that hash and do file I/O; 0: one per core, at least 2, at most 16")       \
-	X(log, LEVEL, "info", "error, warn, info or debug")
+	X(log, LEVEL, "info", "error, warn, info or debug")                                                        \
+	X(drain_ms, MILLIS, "60000", "how long SIGTERM waits until what is captured is durable; 0: not at all")
 
-#define CONFIG_FIELD_TEXT  char *
-#define CONFIG_FIELD_SIZE  uint64_t
-#define CONFIG_FIELD_COUNT uint64_t
-#define CONFIG_FIELD_LEVEL uint64_t
+#define CONFIG_FIELD_TEXT   char *
+#define CONFIG_FIELD_SIZE   uint64_t
+#define CONFIG_FIELD_COUNT  uint64_t
+#define CONFIG_FIELD_LEVEL  uint64_t
+#define CONFIG_FIELD_MILLIS uint64_t
 
 struct config {
 #define X(name, kind, value, help) CONFIG_FIELD_##kind name;

@@ -18,7 +18,7 @@
 #define JOIN_RETRY_MS	   200
 #define REBUILD_TIMEOUT_MS 3600000
 #define CHECK_TIMEOUT_MS   600000
-#define DRAIN_MS	   60000
+#define REQUESTS_MS	   60000
 
 struct daemon {
 	struct env *env;
@@ -188,6 +188,11 @@ int daemon_new(struct env *env, const struct daemon_options *options, struct dae
 	return open_rooms(daemon, options, e);
 }
 
+unsigned daemon_drain(struct daemon *daemon, uint64_t deadline_ns)
+{
+	return daemon->groups ? groups_drain(daemon->groups, deadline_ns) : 0;
+}
+
 void daemon_stop(struct daemon *daemon)
 {
 	nursery_fini(&daemon->flows);
@@ -205,7 +210,7 @@ void daemon_stop(struct daemon *daemon)
 	bundles_free(TAKE(daemon->bundles));
 	store_free(TAKE(daemon->store));
 	calls_drain(daemon->backend, daemon->meta,
-		    env_in_ms(daemon->env, DRAIN_MS)); /* requests that nobody waits for */
+		    env_in_ms(daemon->env, REQUESTS_MS)); /* requests that nobody waits for */
 }
 
 void daemon_free(struct daemon *daemon)

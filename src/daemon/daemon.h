@@ -28,6 +28,11 @@ struct daemon_options {
 int daemon_new(struct env *env, const struct daemon_options *options, struct daemon **ret, struct error *e);
 /* 0: it has joined; else why not yet, in words. */
 int daemon_ready(const struct daemon *daemon, struct error *e);
+/*
+ * Waits in a fiber, before daemon_stop(): no new groups and saves; what is captured becomes durable until the deadline. Returns how many
+ * saves were not, which the log names. Everything else is served as before.
+ */
+unsigned daemon_drain(struct daemon *daemon, uint64_t deadline_ns);
 /* Waits in a fiber: refuses new clients, ends what is under way. */
 void daemon_stop(struct daemon *daemon);
 void daemon_free(struct daemon *daemon);		      /* accepts NULL; after daemon_stop() */

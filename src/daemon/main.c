@@ -1,5 +1,6 @@
 /*
- * forebayd: the daemon of a node. Reads its settings, opens the real world, runs one daemon until SIGTERM or SIGINT.
+ * forebayd: the daemon of a node. Reads its settings, opens the real world, runs one daemon until SIGTERM or SIGINT, lets it
+ * drain, and ends; a second signal ends it at once.
  */
 #include <argp.h>
 #include <errno.h>
@@ -23,6 +24,7 @@
 
 #define KEY_CONFIG  'c'
 #define KEY_REBUILD 1
+#define EXIT_LEFT   3	 /* it ended in order, but saves that were captured are not durable */
 #define KEY_SETTING 1000 /* + number in config_entries */
 
 struct run {
@@ -178,7 +180,10 @@ static int live(void *arg)
 			     daemon_address(run->daemon));
 		while (!run->stopping)
 			(void)wait_at(&run->stop, FOREVER);
-		logm(LOG_INFO, "daemon.stopping", "%s", "");
+		logm(LOG_INFO, "daemon.stopping", "drain_ms=%lu", (unsigned long)run->config.drain_ms);
+		unsigned left = daemon_drain(run->daemon, env_in_ms(run->env, run->config.drain_ms));
+		logm(left ? LOG_WARN : LOG_INFO, "daemon.drained", "left=%u", left);
+		run->result = left ? EXIT_LEFT : 0;
 	}
 	if (run->daemon)
 		daemon_stop(run->daemon);

@@ -412,6 +412,8 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 	if (!found)
 		return error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)join.group.len,
 				 join.group.ptr);
+	if (groups_open(groups, e))
+		return -EAGAIN; /* the caller asks again, until the lease is free */
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(found);
 
 	r = enter_run(group, &join, deadline_ns, e);

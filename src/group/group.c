@@ -250,6 +250,8 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	char node[NODE_NAME_MAX + 1];
 	int r = rank ? check_join(join, e) : -ENOMEM;
 
+	if (!r)
+		r = groups_open(groups, e);
 	if (r)
 		return r;
 	struct msg_g_join ask = { .tenant = tenant,

@@ -31,6 +31,11 @@ struct rank_events {
 
 int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles,
 	       struct groups **ret);
+/*
+ * Before groups_stop(), waits: takes nothing new from now on (-ESHUTDOWN), fails what is not captured, and lets what is become durable until
+ * the deadline. Returns how many saves were not by then, after naming each in the log.
+ */
+unsigned groups_drain(struct groups *groups, uint64_t deadline_ns);
 void groups_stop(struct groups *groups);		  /* waits: saves under way are failed, leases given back */
 void groups_free(struct groups *groups);		  /* accepts NULL */
 unsigned groups_coordinated(const struct groups *groups); /* how many groups this node coordinates */

@@ -36,6 +36,7 @@ struct groups {
 	uint64_t failed[FAILED_MAX]; /* ids of saves whose failure was told here last */
 	unsigned n_failed;	     /* ever */
 	struct peer_watch watch;
+	bool draining; /* nothing new is taken */
 };
 
 /* ---- group.c: keys, notes -------------------------------------------------------------------------------------------------- */
@@ -45,6 +46,10 @@ int group_key(struct buf *out, struct view tenant, struct view group, uint64_t i
 int step_key(struct buf *out, struct view bundle, uint64_t step); /* bundle 0 step */
 /* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. */
 void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
+
+/* ---- drain.c ---------------------------------------------------------------------------------------------------------- */
+
+int groups_open(const struct groups *groups, struct error *e); /* 0, or -ESHUTDOWN: this node takes nothing new */
 
 /* ---- coordinator.c --------------------------------------------------------------------------------------------------- */
 

@@ -530,6 +530,8 @@ int group_save(struct rank *rank, const struct msg_save *save, uint64_t deadline
 	int r = bundle_name_check(save->bundle, e);
 
 	if (!r)
+		r = groups_open(rank->group->groups, e);
+	if (!r)
 		r = take_structure(rank, save, &structure, e);
 	if (r < 0)
 		return r;

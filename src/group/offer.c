@@ -94,6 +94,8 @@ static int check_offer(const struct cgroup *group, const struct msg_g_offer *off
 {
 	int r = bundle_name_check(offer->bundle, e);
 
+	if (!r)
+		r = groups_open(group->groups, e);
 	if (r)
 		return r;
 	if (!offer->copies || offer->copies > PLAN_COPIES_MAX)

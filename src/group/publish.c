@@ -289,6 +289,14 @@ static int upload(struct csave *save, const struct version *version, const struc
 	return r;
 }
 
+/* What the coordinator itself writes fails on the coordinator's node: ranks elsewhere must be told which. */
+static int fail_here(const struct csave *save, int r, struct error *e)
+{
+	if (e && e->code)
+		(void)error_prefix(e, "node %s", cluster_node(save->group->groups->cluster));
+	return r;
+}
+
 int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 {
 	struct cgroup *group = save->group;
@@ -305,7 +313,7 @@ int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 	r = slot_open(bundles, view_str(group->tenant), view_str(save->bundle), save->save_id, save->parent, &fence,
 		      deadline_ns, &save->slot, e);
 	if (r)
-		return r;
+		return fail_here(save, r, e);
 	save->slot_open = true;
 	r = draft_version(save, version, &drafts);
 	if (r)
@@ -319,5 +327,5 @@ int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 		save->version = version->number;
 		save->stored_bytes = version->stored_bytes;
 	}
-	return r;
+	return r ? fail_here(save, r, e) : 0;
 }

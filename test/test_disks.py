@@ -1,0 +1,267 @@
+"""Disks that are full, read-only, failing or slow, under the store and under the index; and daemons that end in order.
+
+What must hold: the save in flight fails whole on every rank, naming path, node and cause, or is published; daemons stay up; what was
+durable can be read meanwhile; once the disk works again the next save does, without a restart; no temporary is left. A daemon that is asked to end makes durable what is captured, or says what it leaves.
+"""
+import errno
+import random
+import re
+import signal
+import threading
+
+import forebay
+import pytest
+
+import job
+import sick
+
+SHARD = 150_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("disks")
+    yield from sick_cluster(folder)
+
+
+def sick_cluster(folder):
+    """Two nodes, each with a control of its own."""
+    cluster = job.Cluster(folder / "c", 2)
+    cluster.sick = [sick.Sick(folder, f"node-{node}") for node in range(2)]
+    for node, control in enumerate(cluster.sick):
+        cluster.env[node] = control.env()
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def healthy(cluster):
+    yield
+    for control in cluster.sick:
+        control.heal()
+
+
+def pieces(step, rank):
+    dice = random.Random(f"{step} {rank}")
+    return [("shards", dice.randbytes(SHARD), {"shape": (2 * SHARD,), "start": (rank * SHARD,)})]
+
+
+def save(cluster, bundle, step, **options):
+    def body(group, rank):
+        return job.save(group, bundle, step, pieces(step, rank), **options).version
+
+    return job.ranks(cluster, 2, body)
+
+
+def assert_reads(cluster, bundle, number, step):
+    for node in range(2):
+        with cluster.connect(node) as fb, fb.open(bundle, number) as version:
+            assert version.read("shards") == b"".join(pieces(step, rank)[0][1] for rank in range(2))
+
+
+def files(cluster):
+    """What lies in the store, without the temporaries of calls that failed to remove them."""
+    return {str(path.relative_to(cluster.store)) for path in cluster.store.rglob("*") if path.is_file()}
+
+
+def temporaries(cluster):
+    return [name for name in files(cluster) if name.startswith(".tmp/")]
+
+
+SICKNESSES = {
+    "full": (["write", "create", "link", "mkdir"], errno.ENOSPC, "No space left on device"),
+    "read-only": (["write", "create", "link", "mkdir", "sync"], errno.EROFS, "Read-only file system"),
+    "failing writes": (["write"], errno.EIO, "Input/output error"),
+    "failing syncs": (["sync"], errno.EIO, "Input/output error"),
+    "failing links": (["link"], errno.EIO, "Input/output error"),
+}
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("sickness", SICKNESSES)
+def test_a_sick_store_fails_the_save_whole_and_health_is_enough(cluster, sickness, node):
+    kinds, error, words = SICKNESSES[sickness]
+    bundle = job.unique("disk")
+    assert job.good(save(cluster, bundle, 1)) == [1, 1]
+    cluster.sick[node].fail(*kinds, error=error, path=str(cluster.store) + "/")
+    results = save(cluster, bundle, 2)
+    for result in results:
+        assert isinstance(result, forebay.Error) and result.code == error, results
+        assert words in str(result) and str(cluster.store) in str(result) and f"node-{node}" in str(result), results
+    assert_reads(cluster, bundle, 1, 1)
+    assert all(cluster.running(n) for n in range(2))
+    cluster.sick[node].heal()
+    number, _ = job.good(save(cluster, bundle, 3))
+    assert_reads(cluster, bundle, number, 3)
+    assert cluster.verify_all()[bundle] == [1, number]
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_whichever_call_on_the_store_fails_a_save_is_there_or_not(cluster, error):
+    """The k-th change on the disk of the coordinator's node fails, for each k of a save."""
+    bundle = job.unique("disk")
+    before = files(cluster)
+    job.good(save(cluster, bundle, 1))
+    step, k, durable = 2, 0, [1]
+    while True:
+        cluster.sick[0].fail(*sick.CHANGES, error=error, after=k, times=1, path=str(cluster.store) + "/")
+        results = save(cluster, bundle, step)
+        failed = cluster.sick[0].failed
+        cluster.sick[0].heal()
+        if all(isinstance(result, int) for result in results):
+            assert results[0] == results[1]
+            durable.append(step)
+        else:
+            for result in results:
+                assert isinstance(result, forebay.Error), results
+                assert result.name == "FOREBAY_EUNINDEXED" or result.code == error, results
+            if results[0].name == "FOREBAY_EUNINDEXED":
+                durable.append(step)
+        with cluster.connect() as fb:
+            assert [version.step for version in fb.versions(bundle)] == durable, (k, results)
+        step, k = step + 1, k + 1
+        if not failed:
+            break
+    assert k > 10
+    job.good(save(cluster, bundle, step))
+    assert not temporaries(cluster)  # those that could not be removed at once, too
+    assert len(cluster.verify_all()[bundle]) == len(durable) + 1
+    assert before <= files(cluster)
+
+
+@pytest.mark.parametrize("sickness", ["full", "failing writes", "failing syncs"])
+def test_a_sick_disk_under_the_index(cluster, sickness):
+    kinds, error, words = SICKNESSES[sickness]
+    bundle = job.unique("disk")
+    assert job.good(save(cluster, bundle, 1)) == [1, 1]
+    cluster.sick[0].fail(*kinds, error=error, path=str(cluster.meta) + "/")
+    results = save(cluster, bundle, 2)
+    assert all(isinstance(result, forebay.Error) and words in str(result) for result in results), results
+    assert_reads(cluster, bundle, 1, 1)
+    assert all(cluster.running(n) for n in range(2))
+    cluster.sick[0].heal()
+    job.until(lambda: all(isinstance(r, int) for r in save(cluster, bundle, random.randrange(3, 1 << 30))), "a save works again", 20)
+    assert len(cluster.verify_all()[bundle]) >= 2
+
+
+def test_a_slow_store_is_waited_for(cluster):
+    bundle = job.unique("disk")
+    cluster.sick[1].slow("write", "sync", "link", ms=200, path=str(cluster.store) + "/")
+    assert job.good(save(cluster, bundle, 1)) == [1, 1]
+
+
+# ---- SIGTERM -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path_factory):
+    """Two nodes that a test may end."""
+    yield from sick_cluster(tmp_path_factory.mktemp("drain"))
+
+
+class Saving:
+    """A job of two ranks that saves one step; each rank says when it is captured, and then how it ended."""
+
+    def __init__(self, cluster, coordinator, bundle="ckpt", step=2):
+        self.captured = threading.Semaphore(0)
+
+        def body(group, rank):
+            with group.save(bundle, step=step) as saving:
+                for name, data, more in pieces(step, rank):
+                    saving.add(name, data, **more)
+            saving.captured.wait(job.LIMIT_S)
+            self.captured.release()
+            saving.durable.wait(job.LIMIT_S)
+            return saving.version
+
+        def live():
+            self.results = job.ranks(cluster, 2, body, coordinator=coordinator)
+
+        self.thread = threading.Thread(target=live)
+        self.thread.start()
+        for _ in range(2):
+            assert self.captured.acquire(timeout=job.LIMIT_S)
+
+    def end(self):
+        self.thread.join(job.LIMIT_S)
+        return self.results
+
+
+def terminate(cluster, node):
+    cluster.daemons[node].send_signal(signal.SIGTERM)
+    cluster.daemons[node].wait(job.LIMIT_S)
+    return cluster.daemons[node].returncode
+
+
+def log_of(cluster, node):
+    return (cluster.folder / f"node-{node}" / "log").read_text()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("coordinator", [0, 1])
+def test_what_is_captured_becomes_durable_before_a_daemon_ends(own, node, coordinator):
+    job.good(save(own, "ckpt", 1))
+    for control in own.sick:
+        control.slow("write", "sync", ms=30, path=str(own.store) + "/")
+    saving = Saving(own, coordinator)
+    assert terminate(own, node) == 0, own.logs()
+    assert saving.end() == [2, 2]
+    assert re.search("daemon.drained .*left=0", log_of(own, node))
+    own.start(node)
+    assert own.verify_all() == {"ckpt": [1, 2]}
+
+
+def test_a_daemon_that_ends_takes_nothing_new_and_says_so(own):
+    for control in own.sick:
+        control.slow("write", "sync", ms=60, path=str(own.store) + "/")
+    with own.connect(1) as other:
+        group = other.join("other", run="0", rank=0, size=1)
+        saving = Saving(own, 0)
+        own.daemons[1].send_signal(signal.SIGTERM)
+        job.until(lambda: "daemon.stopping" in log_of(own, 1), "it drains")
+        with pytest.raises(forebay.Error, match="node-1 shuts down and takes nothing new") as failure:
+            job.save(group, "new", 1, [("a", b"x", {})])
+        assert failure.value.name == "ESHUTDOWN"
+        with own.connect(1) as late, pytest.raises(forebay.Error, match="node-1 shuts down"):
+            late.join("late", run="0", rank=0, size=1)
+        assert own.running(1)
+    assert saving.end() == [2, 2] or saving.results == [1, 1]
+    own.daemons[1].wait(job.LIMIT_S)
+    assert own.daemons[1].returncode == 0
+
+
+def test_what_cannot_become_durable_in_time_is_named(own):
+    config = own.folder / "node-0" / "config"
+    config.write_text(config.read_text() + "drain_ms = 100\n")
+    own.kill(0)
+    own.start(0)
+    job.good(save(own, "ckpt", 1))
+    own.sick[0].slow("sync", ms=200, path=str(own.store) + "/")
+    saving = Saving(own, 0)
+    assert terminate(own, 0) == 3
+    assert all(isinstance(result, forebay.Error) for result in saving.end())
+    log = log_of(own, 0)
+    assert re.search("save.left .*bundle=ckpt step=2 state=", log) and re.search("daemon.drained .*left=1", log)
+    own.sick[0].heal()
+    own.start(0)
+    assert own.verify_all()["ckpt"][0] == 1
+
+
+def test_a_second_signal_ends_at_once(own):
+    own.sick[0].slow("sync", ms=200, path=str(own.store) + "/")
+    saving = Saving(own, 0)
+    own.daemons[0].send_signal(signal.SIGTERM)
+    job.until(lambda: "daemon.stopping" in log_of(own, 0), "it drains")
+    own.daemons[0].send_signal(signal.SIGTERM)
+    assert own.daemons[0].wait(1) == 128 + signal.SIGTERM
+    assert all(isinstance(result, forebay.Error) for result in saving.end())
+
+
+def test_peers_hear_of_an_end_at_once(own):
+    assert terminate(own, 1) == 0
+    job.until(lambda: not dict((n["name"], n["up"]) for n in status(own))["node-1"], "node-0 knows", 2)
+
+
+def status(cluster):
+    with cluster.connect() as fb:
+        return fb.status()["nodes"]
