@@ -160,6 +160,7 @@ struct forebay_version_info {
 	uint64_t number, step, items, bytes;
 	const struct forebay_attribute *attributes;
 	size_t n_attributes;
+	int unindexed; /* the index did not answer: opened by what the store alone says */
 };
 /* Opens a version; @version is a decimal number, a label or "latest" (NULL too). @group may be NULL. -ENOENT,
  * -FOREBAY_EDELETED, -FOREBAY_EDAMAGED, naming what. */
@@ -216,6 +217,7 @@ struct forebay_bundle_info {
 	size_t size;
 	const char *name;
 	uint64_t versions, latest;
+	uint64_t keep_last, keep_every; /* forebay_retain(); keep_last 0: all stay */
 };
 /* Calls @each for each bundle with that prefix, in byte order; it returns non-zero to stop. */
 int forebay_list_bundles(struct forebay_session *session, const char *prefix,
@@ -237,8 +239,12 @@ int forebay_list_labels(struct forebay_session *session, const char *bundle,
  * it pointed elsewhere; -ENOENT: no such version. */
 int forebay_label(struct forebay_session *session, const char *bundle, const char *label, uint64_t expect,
 		  uint64_t number);
-/* Deletes a version for good; 0 also when it was deleted before. -EBUSY: a label points to it (named); -ENOENT. */
+/* Deletes a version for good; 0 also when it was deleted before. -EBUSY: a label points to it, a node reads it, or a save under way has it
+ * as its parent (named); -ENOENT. */
 int forebay_delete(struct forebay_session *session, const char *bundle, uint64_t number);
+/* Sets which versions of the bundle stay: the newest @keep_last, those whose number is divisible by @keep_every (0: none for that), and
+ * all that have a label. Both 0: all stay. Others are deleted after each publication. -EINVAL, -ENOENT. */
+int forebay_retain(struct forebay_session *session, const char *bundle, uint64_t keep_last, uint64_t keep_every);
 
 /* ---- administration (the command line uses it) ----------------------------------------------------------------------- */
 
@@ -276,6 +282,16 @@ struct forebay_status_events {
 };
 /* What the node's daemon sees: the cluster, its nodes, the saves that it takes part in, its counters. NULL members are skipped. */
 int forebay_status(struct forebay_session *session, const struct forebay_status_events *events, void *arg);
+struct forebay_collect_events {
+	size_t size;
+	void (*figure)(void *arg, const char *name,
+		       uint64_t value);		     /* what was found and freed; names end in their unit */
+	void (*unclear)(void *arg, const char *key); /* an object below a bundle that nothing explains: it stays */
+};
+/* Collects now: applies rules, burns slots of dead coordinators, frees objects that nothing needs, in one bundle or (NULL) in all. NULL
+ * members are skipped. */
+int forebay_collect(struct forebay_session *session, const char *bundle, const struct forebay_collect_events *events,
+		    void *arg);
 /* Builds the index again from the store alone. */
 int forebay_meta_rebuild(struct forebay_session *session, uint64_t *ret_bundles, uint64_t *ret_versions,
 			 uint64_t *ret_labels);

@@ -51,6 +51,8 @@ class Bundle(NamedTuple):
     name: str
     versions: int  # how many there are
     latest: int  # number of the latest
+    keep_last: int  # retain(): so many of the newest stay; 0: all
+    keep_every: int  # and those whose number is divisible by it; 0: none for that
 
 
 class Entry(NamedTuple):
@@ -151,8 +153,15 @@ class Session:
         _forebay.label(self._handle, bundle, label, number, expect)
 
     def delete(self, bundle: str, number: int) -> None:
-        """Deletes a version for good. Error: EBUSY naming a label that points to it, ENOENT."""
+        """Deletes a version for good. Error: EBUSY naming a label that points to it or a node that reads it, ENOENT."""
         _forebay.delete(self._handle, bundle, number)
+
+    def retain(self, bundle: str, last: int, every: int = 0) -> None:
+        """Keeps the newest `last` versions of a bundle, those whose number is divisible by `every`, and all that have a label.
+
+        The others are deleted after each publication. last=0 keeps all. Error: ENOENT, EINVAL.
+        """
+        _forebay.retain(self._handle, bundle, last, every)
 
     def status(self) -> dict[str, Any]:
         """What the daemon sees: "cluster", "node", "generation", and

@@ -58,8 +58,9 @@ static PyObject *attributes_dict(const struct forebay_attribute *attributes, siz
 static int each_bundle(void *arg, const struct forebay_bundle_info *info)
 {
 	PyGILState_STATE state = PyGILState_Ensure();
-	PyObject *record = Py_BuildValue("(sKK)", info->name, (unsigned long long)info->versions,
-					 (unsigned long long)info->latest);
+	PyObject *record = Py_BuildValue("(sKKKK)", info->name, (unsigned long long)info->versions,
+					 (unsigned long long)info->latest, (unsigned long long)info->keep_last,
+					 (unsigned long long)info->keep_every);
 	int r = collect(arg, NULL, record);
 
 	PyGILState_Release(state);
@@ -182,6 +183,20 @@ static PyObject *delete (PyObject *module, PyObject *args)
 	if (!session)
 		return NULL;
 	return none_or_fail(UNLOCKED(forebay_delete(session->it, bundle, number)));
+}
+
+static PyObject *retain(PyObject *module, PyObject *args)
+{
+	uint64_t last, every;
+	const char *bundle;
+	PyObject *object;
+
+	if (!PyArg_ParseTuple(args, "OsO&O&", &object, &bundle, to_u64, &last, to_u64, &every))
+		return NULL;
+	_cleanup_(leave) struct handle *session = enter(object, SESSION);
+	if (!session)
+		return NULL;
+	return none_or_fail(UNLOCKED(forebay_retain(session->it, bundle, last, every)));
 }
 
 /* Parts of status(): one dict for the cluster, a list for nodes and saves each, a dict of counters. */
@@ -761,12 +776,14 @@ static PyType_Spec future_spec = { "forebay._forebay.Future", sizeof(struct futu
 
 static PyMethodDef functions[] = {
 	{ "connect", connect_, METH_VARARGS, "connect(socket or None, timeout_s) -> session" },
-	{ "list_bundles", list_bundles, METH_VARARGS, "(session, prefix) -> [(name, versions, latest)]" },
+	{ "list_bundles", list_bundles, METH_VARARGS,
+	  "(session, prefix) -> [(name, versions, latest, keep_last, keep_every)]" },
 	{ "list_versions", list_versions, METH_VARARGS,
 	  "(session, bundle) -> [(number, step, items, bytes, stored_bytes, attributes)]" },
 	{ "list_labels", list_labels, METH_VARARGS, "(session, bundle) -> {label: number}" },
 	{ "label", label, METH_VARARGS, "(session, bundle, label, number, expect or None)" },
 	{ "delete", delete, METH_VARARGS, "(session, bundle, number)" },
+	{ "retain", retain, METH_VARARGS, "(session, bundle, last, every)" },
 	{ "status", status, METH_O, "(session) -> dict" },
 	{ "group_join", group_join, METH_VARARGS, "(session, name, run, rank, size, timeout_s) -> group" },
 	{ "group_incarnation", group_incarnation, METH_O, "(group) -> int" },

@@ -96,7 +96,7 @@ int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle,
 /* ---- names ---- */
 struct bundle_entry {
 	char *name;
-	uint64_t n_versions, latest;
+	uint64_t n_versions, latest, keep_last, keep_every; /* keep_last 0: there is no rule */
 };
 struct version_entry {
 	uint64_t number, step, n_items, bytes, stored_bytes, save_id;

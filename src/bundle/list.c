@@ -56,7 +56,11 @@ static int collect_bundle(void *arg, struct view key, struct view value)
 	struct bundle_entry *entry = page_add(page);
 	if (!entry)
 		return no_memory(page->e);
-	*entry = (struct bundle_entry){ .name = view_dup(key), .n_versions = row.n_versions, .latest = row.latest };
+	*entry = (struct bundle_entry){ .name = view_dup(key),
+					.n_versions = row.n_versions,
+					.latest = row.latest,
+					.keep_last = row.keep_last,
+					.keep_every = row.keep_every };
 	return entry->name ? 0 : no_memory(page->e);
 }
 

@@ -31,6 +31,29 @@ static void take_option(struct command *command, int key, char *value, struct ar
 
 /* ---- collecting ------------------------------------------------------------------------------------------------------ */
 
+/* "retain": the rule; none where all versions stay. */
+static void add_rule(json_t *bundle, const struct forebay_bundle_info *info)
+{
+	json_t *rule;
+
+	if (!info->keep_last)
+		return;
+	rule = json_object();
+	json_object_set_new(rule, "last", json_u64(info->keep_last));
+	json_object_set_new(rule, "every", json_u64(info->keep_every));
+	json_object_set_new(bundle, "retain", rule);
+}
+
+/* The bundle asked for, among those whose names begin with its. */
+static int take_rule(void *arg, const struct forebay_bundle_info *info)
+{
+	json_t *bundle = arg;
+
+	if (strcmp(info->name, json_string_value(json_object_get(bundle, "name"))) == 0)
+		add_rule(bundle, info);
+	return 1; /* it comes first, if it is there */
+}
+
 static int take_bundle(void *arg, const struct forebay_bundle_info *info)
 {
 	json_t *bundles = arg;
@@ -40,6 +63,7 @@ static int take_bundle(void *arg, const struct forebay_bundle_info *info)
 
 		json_object_set_new(bundle, "latest", json_u64(info->latest));
 		json_object_set_new(bundle, "n_versions", json_u64(info->versions));
+		add_rule(bundle, info);
 		json_array_append_new(bundles, bundle);
 	}
 	return 0;
@@ -100,6 +124,8 @@ static int collect(const struct ls *ls, struct forebay_session *session, json_t 
 			return command_fail("%s: not valid UTF-8", only);
 		json_array_append_new(bundles, bundle);
 		r = fill_bundle(session, bundle);
+		if (r >= 0)
+			r = forebay_list_bundles(session, only, take_rule, bundle);
 		return r < 0 ? command_fail_call(r, only) : 0;
 	}
 	r = forebay_list_bundles(session, "", take_bundle, bundles);
@@ -162,17 +188,46 @@ static void add_versions(struct table *table, json_t *bundle)
 	}
 }
 
+static const char *rule_text(json_t *rule, char out[64])
+{
+	uint64_t last = number_of(rule, "last"), every = number_of(rule, "every");
+
+	if (!last)
+		return "all";
+	int n = snprintf(out, 64, "last %" PRIu64, last);
+	if (every)
+		snprintf(out + n, 64 - (size_t)n, ", each %" PRIu64, every);
+	return out;
+}
+
+static bool has_rules(json_t *bundles)
+{
+	json_t *bundle;
+	size_t i;
+
+	json_array_foreach(bundles, i, bundle)
+	{
+		if (json_object_get(bundle, "retain"))
+			return true;
+	}
+	return false;
+}
+
 static int print_table(json_t *bundles, bool versions)
 {
 	static const char *const heads[2][7] = { { "BUNDLE", "VERSIONS", "LATEST" },
 						 { "VERSION", "STEP", "ITEMS", "BYTES", "STORED", "LABELS" } };
 	struct table table;
+	bool rules = !versions && has_rules(bundles);
+	char rule[64];
 	json_t *bundle;
 	size_t i;
 
-	table_init(&table, versions ? "lrrrrl" : "lrr");
+	table_init(&table, versions ? "lrrrrl" : rules ? "lrrl" : "lrr");
 	for (const char *const *head = heads[versions]; *head; head++)
 		table_add(&table, *head);
+	if (rules)
+		table_add(&table, "KEPT");
 	json_array_foreach(bundles, i, bundle)
 	{
 		if (versions) {
@@ -182,9 +237,14 @@ static int print_table(json_t *bundles, bool versions)
 		table_add(&table, json_string_value(json_object_get(bundle, "name")));
 		table_addf(&table, "%" PRIu64, number_of(bundle, "n_versions"));
 		table_addf(&table, "%" PRIu64, number_of(bundle, "latest"));
+		if (rules)
+			table_add(&table, rule_text(json_object_get(bundle, "retain"), rule));
 	}
 	int r = table_print(&table);
 	table_fini(&table);
+	bundle = json_array_get(bundles, 0);
+	if (versions && json_array_size(bundles) == 1 && json_object_get(bundle, "retain"))
+		printf("kept: %s\n", rule_text(json_object_get(bundle, "retain"), rule));
 	return r;
 }
 

@@ -99,7 +99,30 @@ static int print_items(struct forebay_version *version, show_page page)
 	return 0;
 }
 
-static int print_text(struct forebay_version *version, const struct forebay_version_info *info)
+/* The rule of the version's bundle: it comes first among those whose names begin with its. */
+static int take_rule(void *arg, const struct forebay_bundle_info *info)
+{
+	struct forebay_bundle_info *rule = arg;
+
+	if (!strcmp(info->name, rule->name)) {
+		rule->keep_last = info->keep_last;
+		rule->keep_every = info->keep_every;
+	}
+	return 1;
+}
+
+static void print_rule(const struct forebay_bundle_info *rule)
+{
+	if (rule->keep_last)
+		printf("kept: last %" PRIu64, rule->keep_last);
+	if (rule->keep_last && rule->keep_every)
+		printf(", each %" PRIu64, rule->keep_every);
+	if (rule->keep_last)
+		putchar('\n');
+}
+
+static int print_text(struct forebay_version *version, const struct forebay_version_info *info,
+		      const struct forebay_bundle_info *rule)
 {
 	char size[TEXT_SIZE_MAX];
 
@@ -112,11 +135,15 @@ static int print_text(struct forebay_version *version, const struct forebay_vers
 		text_print(stdout, info->attributes[i].value);
 		putchar('\n');
 	}
+	print_rule(rule);
+	if (info->unindexed)
+		printf("(the index is unavailable: this is what the store says)\n");
 	putchar('\n');
 	return print_items(version, print_rows);
 }
 
-static int print_json(struct forebay_version *version, const struct forebay_version_info *info)
+static int print_json(struct forebay_version *version, const struct forebay_version_info *info,
+		      const struct forebay_bundle_info *rule)
 {
 	_cleanup_(cleanup_json_decref) json_t *attributes = json_object(), *bundle = json_string(info->bundle);
 	_cleanup_(cleanup_mem) char *attributes_text = NULL, *bundle_text = NULL;
@@ -131,7 +158,13 @@ static int print_json(struct forebay_version *version, const struct forebay_vers
 	       attributes_text, bundle_text, info->bytes);
 	int r = print_items(version, print_objects);
 	if (!r)
-		printf("\n  ],\n  \"number\": %" PRIu64 ",\n  \"step\": %" PRIu64 "\n}\n", info->number, info->step);
+		printf("\n  ],\n  \"number\": %" PRIu64, info->number);
+	if (!r && rule->keep_last)
+		printf(",\n  \"retain\": {\"every\": %" PRIu64 ", \"last\": %" PRIu64 "}", rule->keep_every,
+		       rule->keep_last);
+	if (!r)
+		printf(",\n  \"step\": %" PRIu64 ",\n  \"unindexed\": %s\n}\n", info->step,
+		       info->unindexed ? "true" : "false");
 	return r;
 }
 
@@ -156,5 +189,7 @@ int verb_show(int argc, char **argv)
 	int r = forebay_version_info(version, &info);
 	if (r < 0)
 		return command_fail_call(r, command.arg[0]);
-	return command.json ? print_json(version, &info) : print_text(version, &info);
+	struct forebay_bundle_info rule = { .name = info.bundle };
+	(void)forebay_list_bundles(session, info.bundle, take_rule, &rule); /* without an index it is not known */
+	return command.json ? print_json(version, &info, &rule) : print_text(version, &info, &rule);
 }

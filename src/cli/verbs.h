@@ -16,6 +16,8 @@
 	X(verify, "check every block of a version against its digest")                   \
 	X(label, "show, set or remove a label")                                          \
 	X(rm, "delete a version")                                                        \
+	X(retain, "say which versions of a bundle are kept")                             \
+	X(gc, "apply rules, and free what nothing in the store needs")                   \
 	X(meta, "meta rebuild: make the index again from the store")
 
 #define X(name, summary) int verb_##name(int argc, char **argv);

@@ -45,6 +45,8 @@ static int tell_bundles(struct list_view bundles, int (*each)(void *arg, const s
 			.name = (const char *)last->ptr,
 			.versions = elem.n_versions,
 			.latest = elem.latest,
+			.keep_last = elem.keep_last,
+			.keep_every = elem.keep_every,
 		};
 		if (each(arg, &info))
 			return 1;
@@ -195,6 +197,17 @@ int forebay_delete(struct forebay_session *session, const char *bundle, uint64_t
 	const struct msg_delete m = { .bundle = view_str(bundle), .number = number };
 	int r = msg_delete_encode(&m, &body);
 	return simple_call(session, MSG_DELETE, &body, r);
+}
+
+int forebay_retain(struct forebay_session *session, const char *bundle, uint64_t keep_last, uint64_t keep_every)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+
+	if (!session || !bundle || !*bundle)
+		return api_fail(-EINVAL, "retain: it needs a session and a bundle's name");
+	const struct msg_retain m = { .bundle = view_str(bundle), .keep_last = keep_last, .keep_every = keep_every };
+	int r = msg_retain_encode(&m, &body);
+	return simple_call(session, MSG_RETAIN, &body, r);
 }
 
 /* ---- administration ----------------------------------------------------------------------------------------------------------------- */
@@ -359,6 +372,49 @@ int forebay_status(struct forebay_session *session, const struct forebay_status_
 	if (!r)
 		r = tell_status(&reply, &own, arg);
 	return r ? api_fail(r, "the daemon's status: %s", error_meaning(r)) : 0;
+}
+
+static int tell_unclear(struct list_view keys, const struct forebay_collect_events *events, void *arg)
+{
+	struct elem_name elem;
+	int r;
+
+	while (!(r = elem_name_next(&keys, &elem))) {
+		_cleanup_(cleanup_mem) char *key = view_dup(elem.name);
+
+		if (!key)
+			return -ENOMEM;
+		if (events->unclear)
+			events->unclear(arg, key);
+	}
+	return r == 1 ? 0 : r;
+}
+
+int forebay_collect(struct forebay_session *session, const char *bundle, const struct forebay_collect_events *events,
+		    void *arg)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct forebay_collect_events own;
+	struct msg_collect_reply reply;
+	struct error e = { 0 };
+
+	if (!session)
+		return api_fail(-EINVAL, "collect: no session");
+	int r = api_take(&own, sizeof(own), events, "struct forebay_collect_events", &e);
+	if (r)
+		return api_result(r, &e);
+	const struct msg_collect m = { .bundle = bundle ? view_str(bundle) : (struct view){ 0 } };
+	const struct forebay_status_events figures = { .size = sizeof(figures), .counter = own.figure };
+	r = msg_collect_encode(&m, &body);
+	r = session_call(session, MSG_COLLECT, &body, r, LONG_CALL_MS, &answer, &e);
+	if (!r && msg_collect_reply_decode(view_buf(&answer), &reply))
+		r = malformed("answer to a collection", &e);
+	if (r)
+		return api_result(r, &e);
+	r = tell_counters(reply.counts, &figures, arg);
+	if (!r)
+		r = tell_unclear(reply.unclear, &own, arg);
+	return r ? api_fail(r, "the daemon's figures: %s", error_meaning(r)) : 0;
 }
 
 int forebay_meta_rebuild(struct forebay_session *session, uint64_t *ret_bundles, uint64_t *ret_versions,

@@ -138,6 +138,7 @@ struct forebay_version {
 	struct forebay_session *session;
 	unsigned refs; /* the application's, and loads'; under the lock */
 	uint64_t handle, number, step, items, bytes;
+	bool unindexed;
 	char *bundle;
 	struct attributes attributes;
 	struct map found;		/* struct forebay_item_info by name: what was asked for by name */

@@ -90,6 +90,7 @@ static int open_version(struct forebay_version *version, struct forebay_group *g
 	version->step = reply.step;
 	version->items = reply.n_items;
 	version->bytes = reply.bytes;
+	version->unindexed = reply.unindexed != 0;
 	r = attributes_take(&version->attributes, reply.attributes);
 	return r ? error_set(e, r, "the attributes of version %" PRIu64 " of %s: %s", reply.number, bundle,
 			     error_meaning(r)) :
@@ -149,6 +150,7 @@ int forebay_version_info(const struct forebay_version *version, struct forebay_v
 		.bytes = version->bytes,
 		.attributes = version->attributes.list,
 		.n_attributes = version->attributes.n,
+		.unindexed = version->unindexed,
 	};
 	api_give(ret, &info, sizeof(info));
 	return 0;

@@ -9,6 +9,7 @@
 #include "base/counter.h"
 #include "door/inside.h"
 
+#define UNCLEAR_MAX 1000  /* keys that are told one by one; more are counted */
 #define DAMAGES_MAX 10000 /* told one by one; the last says that there are more */
 
 static int malformed(const struct request *request, struct error *e)
@@ -42,6 +43,7 @@ static int version_take(struct session *session, struct version *version, struct
 		.step = version->step,
 		.n_items = version->n_items,
 		.bytes = version->bytes,
+		.unindexed = version->unindexed,
 		.attributes = { .count = version->n_attributes, .bytes = view_buf(&version->attributes) },
 	};
 	return 0;
@@ -184,6 +186,8 @@ static int list_bundles(struct session *session, const struct request *request, 
 			.name = view_str(entries[i].name),
 			.n_versions = entries[i].n_versions,
 			.latest = entries[i].latest,
+			.keep_last = entries[i].keep_last,
+			.keep_every = entries[i].keep_every,
 		};
 
 		r = elem_bundle_append(list, &elem);
@@ -293,6 +297,62 @@ static int on_delete(struct session *session, const struct request *request, str
 				  request->deadline_ns, e);
 }
 
+static int on_retain(struct session *session, const struct request *request, struct buf *answer, struct error *e)
+{
+	struct msg_retain m;
+
+	if (msg_retain_decode(view_buf(&request->body), &m))
+		return malformed(request, e);
+	return bundle_retain(session->door->options.bundles, tenant_of(session), m.bundle, m.keep_last, m.keep_every,
+			     request->deadline_ns, e);
+}
+
+static void add_unclear(void *arg, const char *key)
+{
+	struct list_buf *list = arg;
+	const struct elem_name elem = { .name = view_str(key) };
+
+	if (list->count < UNCLEAR_MAX)
+		(void)elem_name_append(list, &elem); /* without memory for one it is counted all the same */
+}
+
+static int append_collected(const struct collect_counts *counts, struct list_buf *list)
+{
+	const struct elem_stat all[] = {
+		{ view_str("bundles"), counts->bundles },
+		{ view_str("versions_deleted"), counts->rule_versions },
+		{ view_str("slots_burned"), counts->slots },
+		{ view_str("objects_found"), counts->found },
+		{ view_str("objects_freed"), counts->freed },
+		{ view_str("bytes_freed"), counts->freed_bytes },
+		{ view_str("tombstones_folded"), counts->folded },
+		{ view_str("objects_unclear"), counts->unclear },
+		{ view_str("packs_missing"), counts->missing },
+	};
+	int r = 0;
+
+	for (size_t i = 0; !r && i < sizeof(all) / sizeof(all[0]); i++)
+		r = elem_stat_append(list, &all[i]);
+	return r;
+}
+
+static int on_collect(struct session *session, const struct request *request, struct buf *answer, struct error *e)
+{
+	_cleanup_(list_buf_fini) struct list_buf counts = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf unclear = { 0 };
+	struct collect_counts found = { 0 };
+	struct msg_collect m;
+
+	if (msg_collect_decode(view_buf(&request->body), &m))
+		return malformed(request, e);
+	int r = bundles_collect(session->door->options.bundles, tenant_of(session), m.bundle, request->deadline_ns,
+				add_unclear, &unclear, &found, e);
+	if (!r)
+		r = append_collected(&found, &counts);
+	const struct msg_collect_reply reply = { .counts = list_buf_view(&counts), .unclear = list_buf_view(&unclear) };
+	return r ? r : msg_collect_reply_encode(&reply, answer);
+}
+
 /* ---- administration --------------------------------------------------------------------------------------------------------- */
 
 static void describe_self(const struct door_native *door, struct elem_node *node)
@@ -399,9 +459,11 @@ static int append_refusals(struct list_buf *list)
 
 static int append_counters(const struct door_native *door, struct list_buf *list)
 {
+	struct collect_counts collected;
 	struct store_stats store;
 	struct pool_stats pool;
 
+	bundles_counts(door->options.bundles, &collected);
 	store_stats(door->options.store, &store);
 	pool_stats(store_pool(door->options.store), &pool);
 	const struct {
@@ -423,6 +485,12 @@ static int append_counters(const struct door_native *door, struct list_buf *list
 		{ "store_backend_bytes", store.backend_bytes },
 		{ "store_damaged_blocks", store.damaged },
 		{ "sessions", door->n_sessions },
+		{ "rule_deleted_versions", collected.rule_versions },
+		{ "collect_burned_slots", collected.slots },
+		{ "collect_freed_objects", collected.freed },
+		{ "collect_freed_bytes", collected.freed_bytes },
+		{ "collect_unclear_objects", collected.unclear },
+		{ "collect_missing_packs", collected.missing },
 		{ "store_reads_stalled", store.stalled },
 		{ "store_reads_again", store.asked_again },
 		{ "store_reads_again_won", store.second_won },
@@ -551,6 +619,10 @@ handler_fn names_handler(enum msg_type type)
 		return on_verify;
 	case MSG_REBUILD:
 		return on_rebuild;
+	case MSG_RETAIN:
+		return on_retain;
+	case MSG_COLLECT:
+		return on_collect;
 	default:
 		return NULL;
 	}

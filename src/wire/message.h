@@ -39,6 +39,8 @@
 	X(29, STATUS)  /* empty -> msg_status_reply */                                       \
 	X(30, VERIFY)  /* msg_verify -> msg_verify_reply */                                  \
 	X(31, REBUILD) /* empty -> msg_rebuild_reply */                                      \
+	X(32, RETAIN)  /* msg_retain -> empty */                                             \
+	X(33, COLLECT) /* msg_collect -> msg_collect_reply */                                \
 	/* daemon -> client, without a reply; request = the client's number of the save or load */ \
 	X(48, ARENA)   /* msg_arena, with a descriptor */                                    \
 	X(49, GRANT)   /* msg_grant: spans to fill */                                        \
@@ -122,7 +124,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 /* version: a number in decimal, a label, "latest". */
 #define MSG_open(F) F(str, bundle) F(str, version) F(u64, group)
 #define MSG_open_reply(F)                                                                                            \
-	F(u64, handle) F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(list, attributes)
+	F(u64, handle) F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(list, attributes) F(u32, unindexed)
 /* name not empty: that item alone (-ENOENT); else up to limit items with names greater than after. */
 #define MSG_items(F)	   F(u64, version) F(str, name) F(str, after) F(u32, limit)
 /* unsaved_bytes: of the bytes, those that no rank offered. */
@@ -145,7 +147,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* bundle empty: bundles with prefix after `after`; else that bundle's versions with numbers greater than after_number. */
 #define MSG_list(F)	  F(str, prefix) F(str, bundle) F(str, after) F(u64, after_number) F(u32, limit)
-#define ELEM_bundle(F)	  F(str, name) F(u64, n_versions) F(u64, latest)
+#define ELEM_bundle(F)	  F(str, name) F(u64, n_versions) F(u64, latest) F(u64, keep_last) F(u64, keep_every)
 #define ELEM_label(F)	  F(str, label) F(u64, number)
 #define ELEM_version(F)	  F(u64, number) F(u64, step) F(u64, n_items) F(u64, bytes) F(u64, stored_bytes) F(list, attributes)
 #define MSG_list_reply(F) F(list, bundles) F(list, versions) F(list, labels) F(u32, more)
@@ -163,6 +165,12 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_damage(F)	    F(str, object) F(str, item) F(u64, block) F(str, words)
 #define MSG_verify_reply(F) F(u64, number) F(u64, blocks) F(u64, bytes) F(list, damages)
 #define MSG_rebuild_reply(F) F(u64, bundles) F(u64, versions) F(u64, labels) F(u32, generation)
+
+/* keep_last 0: all versions stay. */
+#define MSG_retain(F) F(str, bundle) F(u64, keep_last) F(u64, keep_every)
+/* bundle empty: all of the tenant's. counts: by name. unclear: keys, the first of them. */
+#define MSG_collect(F)	     F(str, bundle)
+#define MSG_collect_reply(F) F(list, counts) F(list, unclear)
 
 /* ---- peers -------------------------------------------------------------------------------------------------------------- */
 
@@ -231,7 +239,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(arena) X(stage) X(open) X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list)   \
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
-	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply)
+	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) X(collect_reply)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
