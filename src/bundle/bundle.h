@@ -61,6 +61,13 @@ int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, u
 int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadline_ns, struct error *e);
 
 /*
+ * For a successor: settles every slot that was opened for the save @save_id, those with a row and number @kept (0: none is known). A slot
+ * without a root is burned. *ret_number: what the save was published as, 0: it was not, and under none of these will be.
+ */
+int slot_settle(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t kept,
+		uint64_t deadline_ns, uint64_t *ret_number, struct error *e);
+
+/*
  * Writes segments, root and index entry for @version (its packs are durable already). 0: published and indexed;
  * -ERR_EUNINDEXED: published, the index entry is missing (it is mended by the next open, label or list of the bundle);
  * -ERR_ESTALEEPOCH: somebody else settled the slot (burned it). Time-outs and collisions are settled by putting the root again and
@@ -78,7 +85,7 @@ struct pack_put {
 void pack_layout(const uint32_t *bytes, size_t n, uint64_t *ret_offsets, uint64_t *ret_index_offset);
 uint64_t pack_size(uint64_t index_offset, size_t n);
 /* "t/.../p/<save>-<node>-<k>" into @ret. */
-int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, unsigned k,
+int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, uint64_t k,
 	     char ret[BACKEND_KEY_MAX + 1]);
 int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n, uint64_t deadline_ns,
 	       struct error *e);

@@ -227,14 +227,14 @@ void segment_key(const struct place *place, const struct record_head *head, char
 		       head->save_id, head->kind == RECORD_ITEMS ? "items" : "blocks", head->part);
 }
 
-int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, unsigned k,
+int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, uint64_t k,
 	     char ret[BACKEND_KEY_MAX + 1])
 {
 	struct place place;
 
 	if (place_init(tenant, bundle, &place, NULL) || !*node || strlen(node) > NODE_NAME_MAX || strchr(node, '/'))
 		return -EINVAL;
-	(void)snprintf(ret, BACKEND_KEY_MAX + 1, "%sp/%016" PRIx64 "-%s-%u", place.prefix, save_id, node, k);
+	(void)snprintf(ret, BACKEND_KEY_MAX + 1, "%sp/%016" PRIx64 "-%s-%" PRIu64, place.prefix, save_id, node, k);
 	return backend_key_is_valid(ret) ? 0 : -EINVAL;
 }
 

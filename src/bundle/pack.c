@@ -92,6 +92,7 @@ static void image_free(struct image *image)
 
 static void image_aborted(struct backend_req *req)
 {
+	req->backend->n_abandoned--;
 	image_free(container_of(req, struct image, abort));
 }
 
@@ -109,6 +110,7 @@ static void image_put(void *held)
 	image->abort.op = BACKEND_ABORT;
 	image->abort.upload = TAKE(image->upload);
 	image->abort.finish = image_aborted;
+	image->backend->n_abandoned++; /* who shuts the backend down waits for it */
 	backend_submit(image->backend, &image->abort);
 }
 

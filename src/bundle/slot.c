@@ -231,3 +231,62 @@ int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_
 	int r = slot_burn(bundles, &slot, deadline_ns, e);
 	return r == -EEXIST ? 0 : r ? r : 1; /* its root had come: indexed */
 }
+
+struct settling {
+	struct bundles *bundles;
+	const struct place *place;
+	uint64_t save_id, number, deadline_ns; /* number: published under it */
+	size_t prefix;
+	struct error *e;
+};
+
+static int settle_number(struct settling *s, uint64_t number)
+{
+	_cleanup_(slot_fini) struct slot slot = { .tenant = view_dup(s->place->tenant),
+						  .bundle = view_dup(s->place->bundle),
+						  .number = number,
+						  .save_id = s->save_id };
+
+	if (!slot.tenant || !slot.bundle)
+		return no_memory(s->e);
+	int r = slot_burn(s->bundles, &slot, s->deadline_ns, s->e);
+	if (r == -EEXIST)
+		s->number = number;
+	return r == -EEXIST ? 0 : r;
+}
+
+static int settle_row(void *arg, struct view key, struct view value)
+{
+	struct settling *s = arg;
+	struct row_slot row;
+	uint64_t number;
+
+	view_take(&key, s->prefix);
+	if (number_decode(key, 20, &number) || row_slot_decode(value, &row))
+		return row_damaged(s->e, "a slot");
+	return row.save_id == s->save_id ? settle_number(s, number) : 0;
+}
+
+int slot_settle(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t kept,
+		uint64_t deadline_ns, uint64_t *ret_number, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	struct place place;
+	int r = place_init(tenant, bundle, &place, e);
+
+	if (r)
+		return r;
+	const struct row_key rows = rows_prefix('s', &place);
+	struct settling s = { .bundles = bundles,
+			      .place = &place,
+			      .save_id = save_id,
+			      .deadline_ns = deadline_ns,
+			      .prefix = rows.len,
+			      .e = e };
+	r = kept ? settle_number(&s, kept) : 0;
+	if (!r && !s.number)
+		r = rows_each(bundles, row_key_view(&rows), (struct view){ 0 }, settle_row, &s, deadline_ns, e);
+	if (!r)
+		*ret_number = s.number;
+	return r;
+}

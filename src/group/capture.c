@@ -144,11 +144,10 @@ static int begin_reserve(struct msave *save, struct part **part, const struct ms
 	_cleanup_(buf_fini) struct buf key = { 0 };
 	int r = group_key(&key, reserve->tenant, reserve->group, 0);
 
-	save->save_id = reserve->save_id;
 	save->part = TAKE(*part);
 	save_state_move(&save->state, SAVE_RESERVING);
 	if (!r)
-		r = map_put(&save->groups->saves, view_of(&save->save_id, sizeof(save->save_id)), save);
+		r = msave_set_id(save, reserve->save_id);
 	turn_init(&save->turn, hash64(key.ptr, key.len, 0));
 	return r ? r : find_ranges(save, e);
 }
@@ -205,9 +204,14 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 		return error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve.step,
 				 (int)reserve.bundle.len, reserve.bundle.ptr);
 	if (!found)
-		found = msave_new(groups, NULL, reserve.bundle, reserve.step, from);
+		found = msave_new_holder(groups, reserve.tenant, reserve.group, reserve.incarnation, reserve.bundle,
+					 reserve.step, from);
 	if (!found)
 		return -ENOMEM;
+	if (reserve.epoch < found->epoch)
+		return error_set(e, -ERR_ESTALEEPOCH, "group %s has a newer coordinator, node %s", found->group->name,
+				 found->group->coordinator);
+	found->epoch = reserve.epoch;
 
 	found->refs++;
 	_cleanup_(cleanup_msave_put) struct msave *save = found;
@@ -307,12 +311,14 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 	struct groups *groups = arg;
 	struct msg_g_capture capture = { 0 };
 	int r = msg_g_capture_decode(body, &capture);
-	struct msave *found = r ? NULL : msave_by_id(groups, capture.save_id);
+	int code = r;
+	_cleanup_(cleanup_msave_put) struct msave *save =
+		r ? NULL : msave_held(groups, capture.save_id, capture.epoch, from, &code, e);
 
-	if (!found || !found->admitted || !save_state_may_move(found->state, SAVE_CAPTURING))
+	if (!save)
+		return code;
+	if (!save->admitted || !save_state_may_move(save->state, SAVE_CAPTURING))
 		return error_set(e, -ENOENT, "no save %016" PRIx64 " to capture here", capture.save_id);
-	found->refs++;
-	_cleanup_(cleanup_msave_put) struct msave *save = found;
 	save_state_move(&save->state, SAVE_CAPTURING);
 	save->hinted = capture.hinted;
 	r = grant_all(save);

@@ -72,11 +72,26 @@ static int ask_lease(struct groups *groups, struct view key, uint64_t deadline_n
 	return parsed ? parsed : r;
 }
 
+/* Whoever coordinates the group next need not look for saves that were left: there are none. */
+static void clear_row(struct cgroup *group)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+	_cleanup_(buf_fini) struct buf row = { 0 };
+
+	if (req && !row_key(&row, "gc", view_str(group->tenant), view_str(group->name)) &&
+	    !meta_txn_expect(req, view_buf(&group->lease_key), view_buf(&group->lease_record)) &&
+	    !meta_txn_delete(req, view_buf(&row)))
+		(void)meta_call_run(cluster_meta(group->groups->cluster), &req,
+				    env_in_ms(group->groups->env, SETTLE_MS), NULL);
+}
+
 static void give_lease_back(struct cgroup *group)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
 
 	count(COUNT_LEASES_GIVEN_BACK, 1);
+	if (list_empty(&group->saves))
+		clear_row(group);
 	if (req && !meta_put_lease(req, view_buf(&group->lease_key), group->groups->token, 0))
 		(void)meta_call_run(cluster_meta(group->groups->cluster), &req,
 				    env_in_ms(group->groups->env, SETTLE_MS), NULL);
@@ -112,14 +127,29 @@ static void drop(struct cgroup *group)
 
 static bool is_idle(const struct cgroup *group)
 {
-	return !group->n_here && list_empty(&group->saves) && list_empty(&group->loads);
+	return !group->n_here && !group->recovering && list_empty(&group->saves) && list_empty(&group->loads);
 }
 
+/* Overtaken by whom: what is captured goes on there, the rest fails. */
+static void end_office(struct cgroup *group)
+{
+	if (group->lost)
+		return;
+	count(COUNT_LEASES_LOST, 1);
+	logm(LOG_WARN, "group.lease-lost", "group=%s epoch=%" PRIu64, group->name, group->epoch);
+	save_abandon_all(group, -ERR_ESTALEEPOCH, "its coordinator lost the group's lease", true);
+	drop(group);
+}
+
+/*
+ * Renews the lease. While the engine cannot be asked nobody else can get it either, unless this node alone is cut off; then a successor
+ * fences this coordinator off at each node and under each slot. So what is under way goes on, and new saves wait at their slot.
+ */
 static int keep_lease(void *arg)
 {
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = arg;
 	struct env *env = group->groups->env;
-	uint64_t renewed_ns = env_now(env), idle_since_ns = 0, epoch;
+	uint64_t idle_since_ns = 0, epoch;
 	int r = 0;
 
 	while (!group->lost) {
@@ -128,16 +158,8 @@ static int keep_lease(void *arg)
 			break;
 		uint64_t asked_ns = env_now(env);
 		r = ask_lease(group->groups, view_buf(&group->lease_key), env_in_ms(env, RENEW_MS), &epoch, NULL);
-		if (r == 0)
-			renewed_ns = asked_ns;
-		bool over = r == META_HELD || (!r && epoch != group->epoch) ||
-			    env_now(env) - renewed_ns > LEASE_TTL_MS * NS_PER_MS * 2 / 3;
-		if (over) {
-			count(COUNT_LEASES_LOST, 1);
-			logm(LOG_WARN, "group.lease-lost", "group=%s epoch=%lu", group->name,
-			     (unsigned long)group->epoch);
+		if (r == META_HELD || (!r && epoch != group->epoch))
 			break;
-		}
 		idle_since_ns = is_idle(group) ? (idle_since_ns ? idle_since_ns : asked_ns) : 0;
 		if (idle_since_ns && env_now(env) - idle_since_ns > LEASE_TTL_MS * NS_PER_MS) {
 			drop(group);
@@ -145,10 +167,7 @@ static int keep_lease(void *arg)
 			return 0;
 		}
 	}
-	if (!group->lost) {
-		save_abandon_all(group, -ERR_ESTALEEPOCH, "its coordinator lost the group's lease", true);
-		drop(group);
-	}
+	end_office(group);
 	return 0;
 }
 
@@ -177,6 +196,26 @@ static struct cgroup *cgroup_new(struct groups *groups, struct view tenant, stru
 	return TAKE(group);
 }
 
+static struct cgroup *find(struct groups *groups, struct view tenant, struct view name);
+
+/* A row gc/<tenant>/<group>: whose, and at which epoch (may be NULL). 0, -EPROTO. */
+static int decode_row(struct view in, char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch)
+{
+	struct view node;
+	uint64_t epoch;
+	int r = get_str(&in, &node);
+
+	if (!r)
+		r = get_u64(&in, &epoch);
+	if (r || node.len > NODE_NAME_MAX)
+		return -EPROTO;
+	memcpy(ret_node, node.ptr, node.len);
+	ret_node[node.len] = 0;
+	if (ret_epoch)
+		*ret_epoch = epoch;
+	return 0;
+}
+
 /* The lease is ours: makes the group known here, and its coordinator known to all. */
 static int take_over(struct groups *groups, struct view tenant, struct view name, uint64_t epoch, uint64_t deadline_ns,
 		     struct error *e)
@@ -184,8 +223,14 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 	_cleanup_(buf_fini) struct buf row = { 0 }, value = { 0 };
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_new(groups, tenant, name, epoch);
 	struct view node = view_str(cluster_node(groups->cluster));
+	_cleanup_(buf_fini) struct buf before = { 0 };
 	int r = group ? row_key(&row, "gc", tenant, name) : -ENOMEM;
 
+	if (!r)
+		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &before, deadline_ns, e);
+	bool left = !r; /* a coordinator before us did not go in order: it may have left saves */
+	if (r == -ENOENT)
+		r = 0;
 	if (!r)
 		r = put_str(&value, &node);
 	if (!r)
@@ -206,9 +251,23 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 		group->lost = true;
 		return r;
 	}
-	TAKE(group);
 	count(COUNT_LEASES_WON, 1);
+	struct cgroup *known = TAKE(group);
+	known->recovering = left;
+	(void)decode_row(view_buf(&before), known->before, NULL); /* for words alone */
+	if (left && fiber_start(&groups->flows, "takeover", takeover_run, cgroup_get(known))) {
+		known->recovering = false; /* no memory: what was left ends at its deadline */
+		cgroup_put(known);
+	}
 	return 0;
+}
+
+void coordinator_overtaken(struct groups *groups, struct view tenant, struct view name, uint64_t epoch)
+{
+	struct cgroup *group = find(groups, tenant, name);
+
+	if (group && group->epoch < epoch)
+		end_office(group);
 }
 
 /* Who the row says it is: 0, or -EAGAIN when the row is not (yet) that of the lease's holder. */
@@ -216,7 +275,7 @@ static int read_coordinator(struct groups *groups, struct view tenant, struct vi
 			    uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1], struct error *e)
 {
 	_cleanup_(buf_fini) struct buf row = { 0 }, value = { 0 };
-	struct view node, in;
+	char node[NODE_NAME_MAX + 1];
 	uint64_t row_epoch;
 	int r = row_key(&row, "gc", tenant, name);
 
@@ -224,16 +283,11 @@ static int read_coordinator(struct groups *groups, struct view tenant, struct vi
 		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &value, deadline_ns, e);
 	if (r)
 		return r == -ENOENT ? -EAGAIN : r;
-	in = view_buf(&value);
-	r = get_str(&in, &node);
-	if (!r)
-		r = get_u64(&in, &row_epoch);
-	if (r || node.len > NODE_NAME_MAX)
+	if (decode_row(view_buf(&value), node, &row_epoch))
 		return error_set(e, -ERR_EDAMAGED, "the index row of group %.*s is malformed", (int)name.len, name.ptr);
-	if (row_epoch != epoch || view_equal(node, view_str(cluster_node(groups->cluster))))
+	if (row_epoch != epoch || !strcmp(node, cluster_node(groups->cluster)))
 		return -EAGAIN; /* ours from before a restart: nobody serves it until it expires */
-	memcpy(ret_node, node.ptr, node.len);
-	ret_node[node.len] = 0;
+	memcpy(ret_node, node, sizeof(node));
 	return 0;
 }
 
@@ -510,22 +564,67 @@ static int serve_fail(void *arg, const char *from, struct view body, uint64_t de
 	return save_fail(group, fail.bundle, fail.step, -(int)fail.code, words ? words : "a rank cancelled it");
 }
 
+static const struct csave *find_by_id(const struct cgroup *group, uint64_t save_id)
+{
+	list_each(node, &group->saves) {
+		const struct csave *save = list_entry(node, struct csave, link);
+
+		if (save->save_id == save_id)
+			return save;
+	}
+	return NULL;
+}
+
+static const struct ended_save *find_ended(const struct groups *groups, uint64_t save_id)
+{
+	for (size_t i = 0; save_id && i < ENDED_MAX; i++)
+		if (groups->ended[i].save_id == save_id)
+			return &groups->ended[i];
+	return NULL;
+}
+
+bool coordinator_knows(const struct cgroup *group, uint64_t save_id)
+{
+	const struct ended_save *ended = find_ended(group->groups, save_id);
+
+	return find_by_id(group, save_id) || (ended && ended->code != -ERR_ESTALEEPOCH);
+}
+
+/* Under way here, or ended lately. -ENOENT; -EAGAIN: this node does not coordinate the group (any more). */
+static int find_end(struct groups *groups, const struct msg_g_ask *ask, struct msg_g_end *ret)
+{
+	const struct cgroup *group = find(groups, ask->tenant, ask->group);
+	const struct csave *save = group ? find_by_id(group, ask->save_id) : NULL;
+
+	if (save) {
+		*ret = (struct msg_g_end){ .stage = save->state < SAVE_DURABLE ? save->state : SAVE_STAGED };
+		return 0;
+	}
+	const struct ended_save *ended = find_ended(groups, ask->save_id);
+	if (ended) {
+		*ret = (struct msg_g_end){ .stage = ended->state,
+					   .code = (uint32_t)-ended->code,
+					   .words = view_str(ended->words),
+					   .version = ended->version };
+		return 0;
+	}
+	*ret = (struct msg_g_end){ 0 };
+	return !group ? -EAGAIN : group->recovering ? 0 : -ENOENT;
+}
+
 static int serve_ask(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 		     struct error *e)
 {
-	struct groups *groups = arg;
-	struct msg_save_id id;
+	struct msg_g_ask ask;
+	struct msg_g_end end;
+	int r = msg_g_ask_decode(body, &ask);
 
-	if (msg_save_id_decode(body, &id))
-		return error_set(e, -EPROTO, "malformed G_ASK from %s", from);
-	for (struct map_slot *s = map_first(&groups->coordinated); s; s = map_next(s)) {
-		struct cgroup *group = map_value(s);
-
-		list_each(node, &group->saves)
-			if (list_entry(node, struct csave, link)->save_id == id.save_id)
-				return 0;
-	}
-	return error_set(e, -ENOENT, "save %016" PRIx64 " is not under way here", id.save_id);
+	if (r)
+		return error_set(e, r, "malformed G_ASK from %s", from);
+	r = find_end(arg, &ask, &end);
+	if (r)
+		return error_set(e, r, "save %016" PRIx64 " is not under way here", ask.save_id);
+	return msg_g_end_encode(&end, answer);
 }
 
 void coordinator_serve(struct groups *groups)

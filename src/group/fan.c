@@ -11,7 +11,8 @@ struct fan {
 	enum msg_type type;
 	uint64_t deadline_ns;
 	struct nursery nursery;
-	bool strict; /* the first failure stops the others */
+	bool strict;   /* the first failure stops the others, */
+	bool survives; /* but not that of a node that is lost */
 	struct fan_call *first_failed;
 };
 
@@ -19,6 +20,11 @@ struct fan_branch {
 	struct fan *fan;
 	struct fan_call *call;
 };
+
+bool fan_lost(const struct fan_call *call)
+{
+	return call->result == -EHOSTDOWN || call->result == -ETIMEDOUT;
+}
 
 static int run_branch(void *arg)
 {
@@ -28,6 +34,8 @@ static int run_branch(void *arg)
 
 	call->result = cluster_call(fan->groups->cluster, call->node, fan->type, view_buf(&call->body),
 				    fan->deadline_ns, &call->answer, &call->error);
+	if (fan->survives && fan_lost(call))
+		return 0;
 	if (call->result < 0 && !fan->first_failed) { /* later ones: cancelled because of it */
 		fan->first_failed = call;
 		if (fan->strict)
@@ -53,12 +61,10 @@ static int fan_run(struct fan *fan, struct fan_call *calls, size_t n)
 	return r;
 }
 
-int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
-	    struct error *e)
+static int run_strictly(struct fan *fan, struct fan_call *calls, size_t n, struct error *e)
 {
-	struct fan fan = { .groups = groups, .type = type, .deadline_ns = deadline_ns, .strict = true };
-	int r = fan_run(&fan, calls, n);
-	struct fan_call *failed = fan.first_failed;
+	int r = fan_run(fan, calls, n);
+	struct fan_call *failed = fan->first_failed;
 
 	if (r || !failed)
 		return r;
@@ -66,6 +72,26 @@ int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, s
 		return error_set(e, -ERR_ENODE, "node %s was lost: %s", failed->node, failed->error.text);
 	return error_set(e, failed->result, "node %s: %s", failed->node,
 			 failed->error.code ? failed->error.text : error_meaning(failed->result));
+}
+
+int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
+	    struct error *e)
+{
+	struct fan fan = { .groups = groups, .type = type, .deadline_ns = deadline_ns, .strict = true };
+
+	return run_strictly(&fan, calls, n, e);
+}
+
+int fan_survive(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
+		struct error *e)
+{
+	struct fan fan = { .groups = groups,
+			   .type = type,
+			   .deadline_ns = deadline_ns,
+			   .strict = true,
+			   .survives = true };
+
+	return run_strictly(&fan, calls, n, e);
 }
 
 void fan_tell(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns)

@@ -68,6 +68,7 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *store, st
 	turns_init(&groups->turns);
 	coordinator_serve(groups);
 	member_serve(groups);
+	takeover_serve(groups);
 	load_serve(groups);
 	groups->watch.down = peer_down;
 	cluster_watch(cluster, &groups->watch);
@@ -109,6 +110,7 @@ static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, stru
 	map_init(&group->structures);
 	map_init(&group->parts);
 	map_init(&group->abandoned);
+	map_init(&group->lists);
 	group->tenant = view_dup(tenant);
 	group->name = view_dup(name);
 	if (group->tenant && group->name && !group_key(&group->key, tenant, name, incarnation) &&
@@ -122,18 +124,25 @@ static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, stru
 	return NULL;
 }
 
-/* The node's side of the group in that incarnation, with one reference more. */
-static struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation)
+struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation,
+			     const char *coordinator)
 {
 	_cleanup_(buf_fini) struct buf key = { 0 };
 
 	if (group_key(&key, tenant, name, incarnation))
 		return NULL;
 	struct mgroup *group = map_get(&groups->members, view_buf(&key));
-	if (!group)
-		return mgroup_new(groups, tenant, name, incarnation);
-	group->refs++;
-	return group;
+	if (group) {
+		group->refs++;
+		return group;
+	}
+	group = mgroup_new(groups, tenant, name, incarnation);
+	if (group)
+		group->coordinator = strdup(coordinator);
+	if (!group || group->coordinator)
+		return group;
+	mgroup_put(group);
+	return NULL;
 }
 
 static int check_join(const struct msg_join *join, struct error *e)
@@ -268,15 +277,9 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	if (r)
 		return r;
 
-	struct mgroup *group = mgroup_obtain(groups, tenant, join->group, ret_reply->incarnation);
+	struct mgroup *group = mgroup_obtain(groups, tenant, join->group, ret_reply->incarnation, node);
 	if (!group)
 		return -ENOMEM;
-	if (!group->coordinator)
-		group->coordinator = strdup(node);
-	if (!group->coordinator) {
-		mgroup_put(group);
-		return -ENOMEM;
-	}
 	group->epoch = ret_reply->epoch;
 	group->n_expected = ret_reply->here;
 	rank->magic = RANK_MAGIC;

@@ -9,8 +9,9 @@
 #include "base/counter.h"
 #include "group/member.h"
 
-#define HASH_FIBERS 2 /* at once on the workers, for one save */
-#define COPY_FIBERS 8 /* blocks under way from peers, for one save */
+#define HASH_FIBERS   2	   /* at once on the workers, for one save */
+#define COPY_FIBERS   8	   /* blocks under way from peers, for one save */
+#define EXTRA_ROOM_MS 2000 /* that a copy which the plan did not name waits for room */
 
 CLEANUP_OF(struct msave *, msave_put);
 
@@ -23,7 +24,7 @@ struct crew {
 	struct nursery nursery;
 	int result; /* of the first that failed: a nursery takes -ECANCELED for no failure */
 	struct error error;
-	const void *work; /* struct copy, for copies */
+	void *work; /* struct copy, for copies */
 };
 
 static int crew_member(void *arg)
@@ -58,19 +59,6 @@ static int crew_run(struct crew *crew, const char *name, unsigned fibers, struct
 	if (r && crew->error.code)
 		return error_set(e, r, "%s", crew->error.text);
 	return r;
-}
-
-/* The save with that id, one reference more; NULL with words. */
-static struct msave *held(struct groups *groups, uint64_t save_id, struct error *e)
-{
-	struct msave *save = msave_by_id(groups, save_id);
-
-	if (!save || save->state == SAVE_FAILED) {
-		(void)error_set(e, -ENOENT, "this node holds nothing of save %016" PRIx64, save_id);
-		return NULL;
-	}
-	save->refs++;
-	return save;
 }
 
 /* ---- digests after a hinted capture ----------------------------------------------------------------------------------- */
@@ -111,9 +99,13 @@ static int serve_digest(void *arg, const char *from, struct view body, uint64_t 
 {
 	struct msg_save_id id = { 0 };
 	int r = msg_save_id_decode(body, &id);
-	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : held(arg, id.save_id, e);
+	int code = r;
+	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL :
+							      msave_held(arg, id.save_id, id.epoch, from, &code, e);
 
-	if (!save || save->state != SAVE_CAPTURED || !save->hinted)
+	if (!save)
+		return code;
+	if (save->state != SAVE_CAPTURED || !save->hinted)
 		return error_set(e, -ENOENT, "no hinted save %016" PRIx64 " to hash here", id.save_id);
 	struct crew crew = { .save = save, .one = hash_one, .n = save->part->n_blocks, .deadline_ns = deadline_ns };
 	r = crew_run(&crew, "hash", HASH_FIBERS, e);
@@ -125,6 +117,7 @@ static int serve_digest(void *arg, const char *from, struct view body, uint64_t 
 struct copy {
 	struct elem_g_copy block;
 	char from[NODE_NAME_MAX + 1];
+	bool made;
 };
 
 struct digesting {
@@ -147,77 +140,110 @@ static int by_block(const void *a, const void *b)
 	return (x->block > y->block) - (x->block < y->block);
 }
 
-/*
- * Where the block goes: the span that was reserved for it. A replacement of a diverged replica has none; it takes the place of what
- * this node captured, in a new block (@ret_new).
- */
-static int receive_place(struct crew *crew, const struct elem_g_copy *copy, struct block ***ret_place,
-			 struct block **ret_new)
+static struct extra *find_extra(const struct msave *save, uint32_t block)
 {
-	struct msave *save = crew->save;
-	struct part_receive key = { .block = copy->block };
-	const struct part_receive *at =
-		bsearch(&key, save->part->receives, save->part->n_receives, sizeof(key), by_block);
-
-	if (at && at->bytes == copy->bytes) {
-		*ret_place = &save->received[at - save->part->receives];
-		return 0;
-	}
-	for (size_t i = 0; !at && i < save->part->n_blocks; i++) {
-		const struct part_block *part = &save->part->blocks[i];
-
-		if (part->block != copy->block || part->bytes != copy->bytes || part->mode != CAPTURE_COPY)
-			continue;
-		*ret_place = &save->blocks[i].block;
-		return store_block_new(save->groups->store, POOL_READ, copy->bytes, crew->deadline_ns, ret_new,
-				       &crew->error);
-	}
-	return error_set(&crew->error, -EPROTO, "block %u was not reserved here", copy->block);
+	for (size_t i = 0; i < save->n_extras; i++)
+		if (save->extras[i].block == block)
+			return &save->extras[i];
+	return NULL;
 }
 
-static int fetch_into(struct crew *crew, const struct copy *copy, struct block *target)
+/* The span that was reserved for it, or the block that this node captured of a replica that diverged. NULL: neither. */
+static struct block **planned_place(struct msave *save, const struct elem_g_copy *copy)
+{
+	const struct part *part = save->part;
+	struct part_receive key = { .block = copy->block };
+	const struct part_receive *at = part ? bsearch(&key, part->receives, part->n_receives, sizeof(key), by_block) :
+					       NULL;
+
+	if (at)
+		return at->bytes == copy->bytes && save->received ? &save->received[at - part->receives] : NULL;
+	for (size_t i = 0; part && save->blocks && i < part->n_blocks; i++)
+		if (part->blocks[i].block == copy->block && part->blocks[i].bytes == copy->bytes &&
+		    part->blocks[i].mode == CAPTURE_COPY)
+			return &save->blocks[i].block;
+	return NULL;
+}
+
+/* A copy that the plan did not name: for another node that is lost. */
+static int add_extra(struct msave *save, uint32_t number, struct block **copy)
+{
+	bool grow = !(save->n_extras & (save->n_extras - 1)); /* full at powers of two */
+	size_t room = save->n_extras ? 2 * save->n_extras : 1;
+	struct extra *extras = grow ? reallocarray(save->extras, room, sizeof(*extras)) : save->extras;
+
+	if (!extras)
+		return -ENOMEM;
+	save->extras = extras;
+	save->extras[save->n_extras++] = (struct extra){ .block = number, .copy = TAKE(*copy) };
+	return 0;
+}
+
+static int fetch_into(struct crew *crew, const struct copy *copy, struct block *target, struct error *e)
 {
 	struct groups *groups = crew->save->groups;
 	struct digesting digesting = { .block = target };
 	uint32_t crc;
 	int r = cluster_fetch(groups->cluster, copy->from, &copy->block.digest, copy->block.bytes, 0, target->ptr, &crc,
-			      crew->deadline_ns, &crew->error);
+			      crew->deadline_ns, e);
 
 	if (!r)
 		r = env_call(groups->env, digest_on_worker, &digesting);
 	if (!r)
 		count(COUNT_COPIED_BYTES, copy->block.bytes);
 	if (!r && (crc != copy->block.crc || !digest_equal(&digesting.digest, &copy->block.digest)))
-		r = error_set(&crew->error, -ERR_ECHANGED,
-			      "block %u from node %s is not what was captured there: it was changed", copy->block.block,
-			      copy->from);
+		r = error_set(e, -ERR_ECHANGED, "block %u from node %s is not what was captured there: it was changed",
+			      copy->block.block, copy->from);
 	return r;
 }
 
-static int copy_one(struct crew *crew, size_t i)
+/* Where nothing was reserved for the block, or its span has something else, it takes room now if there is any. */
+static int make_copy(struct crew *crew, const struct copy *copy, struct error *e)
 {
-	const struct copy *copy = &((const struct copy *)crew->work)[i];
-	struct block **place = NULL, *fresh = NULL;
-	int r = receive_place(crew, &copy->block, &place, &fresh);
+	struct msave *save = crew->save;
+	struct block **place = planned_place(save, &copy->block), *fresh = NULL;
+	int r = 0;
 
+	if (find_extra(save, copy->block.block))
+		return 0;
+	if (place && *place && (*place)->indexed && digest_equal(&(*place)->digest, &copy->block.digest))
+		return 0; /* ordered again: its coordinator did not hear that it came */
+	if (!place || !*place || (*place)->indexed)
+		r = store_block_new(save->groups->store, POOL_READ, copy->block.bytes,
+				    env_in_ms(save->groups->env, EXTRA_ROOM_MS), &fresh, e);
 	if (r)
 		return r;
 	struct block *target = fresh ? fresh : *place;
-	if (!target || target->indexed) {
-		block_unpin(fresh);
-		return error_set(&crew->error, -EPROTO, "block %u was copied here already", copy->block.block);
-	}
 	block_pin(target); /* the save may fail and drop its own pin while bytes arrive */
-	r = fetch_into(crew, copy, target);
-	if (!r && crew->save->state != SAVE_FAILED) {
-		if (fresh) {
-			block_unpin(*place);
-			*place = TAKE(fresh);
-		}
-		r = msave_index(place, &copy->block.digest, copy->block.crc);
+	r = fetch_into(crew, copy, target, e);
+	if (!r && save->state == SAVE_FAILED)
+		r = -ECANCELED;
+	if (!r && fresh && place) {
+		block_unpin(*place);
+		*place = TAKE(fresh);
 	}
+	if (!r && place)
+		r = msave_index(place, &copy->block.digest, copy->block.crc);
+	else if (!r)
+		r = msave_index(&fresh, &copy->block.digest, copy->block.crc);
+	if (!r && !place)
+		r = add_extra(save, copy->block.block, &fresh);
 	block_unpin(target);
 	block_unpin(fresh);
+	return r;
+}
+
+/* A source that is gone, or no room here, is no failure: the coordinator hears which copies were made. Changed bytes are one. */
+static int copy_one(struct crew *crew, size_t i)
+{
+	struct copy *copy = &((struct copy *)crew->work)[i];
+	struct error e = { 0 };
+	int r = make_copy(crew, copy, &e);
+
+	copy->made = !r;
+	if (r != -ERR_ECHANGED && r != -ECANCELED && r != -ENOMEM)
+		return 0;
+	crew->error = e;
 	return r;
 }
 
@@ -247,13 +273,53 @@ static int parse_copies(const struct msg_g_copy *msg, struct copy **ret, size_t 
 	if (!r && !copies)
 		r = -ENOMEM;
 	while (!r && (r = elem_g_copy_next(&blocks, &copies[n].block)) == 0) {
-		if (copies[n].block.from >= n_nodes)
+		if (copies[n].block.from >= n_nodes || !copies[n].block.bytes ||
+		    copies[n].block.bytes > BLOCK_BYTES_MAX)
 			return -EPROTO;
 		const struct view *name = &nodes[copies[n].block.from].name;
 		memcpy(copies[n++].from, name->ptr, name->len);
 	}
 	*ret_n = n;
 	return r == 1 ? 0 : r;
+}
+
+/* A node that had no part in the save so far takes over copies of one that is lost. */
+static int begin_holding(struct groups *groups, const struct msg_g_copy *msg, const char *from)
+{
+	struct msave *save;
+
+	if (!msg->group.len || !msg->save_id || msave_by_id(groups, msg->save_id))
+		return 0;
+	save = msave_new_holder(groups, msg->tenant, msg->group, msg->incarnation, msg->bundle, msg->step, from);
+	if (!save)
+		return -ENOMEM;
+	save->epoch = msg->epoch;
+	save_state_move(&save->state, SAVE_RESERVING);
+	save_state_move(&save->state, SAVE_CAPTURING);
+	save_state_move(&save->state, SAVE_CAPTURED);
+	int r = msave_set_id(save, msg->save_id);
+	if (r)
+		msave_fail(save, r, error_meaning(r));
+	return r;
+}
+
+static int answer_made(const struct copy *copies, size_t n, struct buf *answer)
+{
+	struct list_buf list = { 0 };
+	struct msg_numbers numbers;
+	int r = 0;
+
+	for (size_t i = 0; !r && i < n; i++) {
+		struct elem_u32 number = { .v = copies[i].block.block };
+
+		if (copies[i].made)
+			r = elem_u32_append(&list, &number);
+	}
+	numbers.numbers = list_buf_view(&list);
+	if (!r)
+		r = msg_numbers_encode(&numbers, answer);
+	list_buf_fini(&list);
+	return r;
 }
 
 static int serve_copy(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
@@ -268,11 +334,49 @@ static int serve_copy(void *arg, const char *from, struct view body, uint64_t de
 		r = parse_copies(&msg, &copies, &n);
 	if (r)
 		return error_set(e, r, "malformed G_COPY from %s", from);
-	_cleanup_(cleanup_msave_put) struct msave *save = held(arg, msg.save_id, e);
-	if (!save || !save->received)
-		return -ENOENT;
+	r = begin_holding(arg, &msg, from);
+	if (r)
+		return r;
+	_cleanup_(cleanup_msave_put) struct msave *save = msave_held(arg, msg.save_id, msg.epoch, from, &r, e);
+	if (!save)
+		return r;
 	struct crew crew = { .save = save, .one = copy_one, .n = n, .deadline_ns = deadline_ns, .work = copies };
-	return crew_run(&crew, "copy", COPY_FIBERS, e);
+	r = crew_run(&crew, "copy", COPY_FIBERS, e);
+	return r ? r : answer_made(copies, n, answer);
+}
+
+/* ---- what this node holds, for a successor of the coordinator --------------------------------------------------------- */
+
+static int add_held(struct list_buf *list, uint32_t number, const struct block *block)
+{
+	struct elem_u32 elem = { .v = number };
+
+	return block && block->indexed ? elem_u32_append(list, &elem) : 0;
+}
+
+static int serve_held(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	struct msg_save_id id = { 0 };
+	struct list_buf list = { 0 };
+	struct msg_numbers numbers;
+	int r = msg_save_id_decode(body, &id);
+	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : msave_held(arg, id.save_id, id.epoch, from, &r, e);
+
+	if (!save)
+		return r;
+	r = 0;
+	for (size_t i = 0; !r && save->blocks && i < save->part->n_blocks; i++)
+		r = add_held(&list, save->part->blocks[i].block, save->blocks[i].block);
+	for (size_t i = 0; !r && save->received && i < save->part->n_receives; i++)
+		r = add_held(&list, save->part->receives[i].block, save->received[i]);
+	for (size_t i = 0; !r && i < save->n_extras; i++)
+		r = add_held(&list, save->extras[i].block, save->extras[i].copy);
+	numbers.numbers = list_buf_view(&list);
+	if (!r)
+		r = msg_numbers_encode(&numbers, answer);
+	list_buf_fini(&list);
+	return r;
 }
 
 /* ---- packs ------------------------------------------------------------------------------------------------------------ */
@@ -348,11 +452,11 @@ static int serve_upload(void *arg, const char *from, struct view body, uint64_t 
 
 	if (r)
 		return error_set(e, r, "malformed G_UPLOAD from %s", from);
-	_cleanup_(cleanup_msave_put) struct msave *save = held(groups, msg.save_id, e);
+	_cleanup_(cleanup_msave_put) struct msave *save = msave_held(groups, msg.save_id, msg.epoch, from, &r, e);
 	_cleanup_(cleanup_mem) char *key = view_dup(msg.key);
 	_cleanup_(cleanup_mem) struct pack_put *puts = calloc(msg.blocks.count + 1, sizeof(*puts));
 	if (!save)
-		return -ENOENT;
+		return r;
 	if (!puts || !key)
 		return -ENOMEM;
 	struct packing packing = { .save = save, .key = key, .puts = puts, .deadline_ns = deadline_ns };
@@ -369,5 +473,6 @@ void holder_serve(struct groups *groups)
 {
 	cluster_serve(groups->cluster, MSG_G_DIGEST, serve_digest, groups);
 	cluster_serve(groups->cluster, MSG_G_COPY, serve_copy, groups);
+	cluster_serve(groups->cluster, MSG_G_HELD, serve_held, groups);
 	cluster_serve(groups->cluster, MSG_G_UPLOAD, serve_upload, groups);
 }

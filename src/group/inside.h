@@ -19,6 +19,14 @@
 #define REMEMBERED_MAX 8
 
 #define FAILED_MAX 64
+/* How a save ended, for members that did not hear it. */
+struct ended_save {
+	uint64_t save_id, version;
+	enum save_state state;
+	int code;
+	char words[160];
+};
+#define ENDED_MAX 64 /* that a coordinator remembers */
 
 struct groups {
 	uint32_t magic;
@@ -35,6 +43,8 @@ struct groups {
 	struct turns turns;	     /* in which they take their room */
 	uint64_t failed[FAILED_MAX]; /* ids of saves whose failure was told here last */
 	unsigned n_failed;	     /* ever */
+	struct ended_save ended[ENDED_MAX];
+	unsigned n_ended; /* ever; the newest overwrites the oldest */
 	struct peer_watch watch;
 	bool draining; /* nothing new is taken */
 };
@@ -76,14 +86,16 @@ struct cgroup {
 	uint64_t epoch, incarnation;
 	uint32_t size, n_here;
 	struct crank *ranks;
-	bool lost;		  /* the lease went to somebody else: no new work */
-	bool complete;		  /* every rank of this run has been here at once */
-	bool entering;		  /* a fiber counts a new run */
-	struct waitplace changed; /* ranks, joins */
-	struct list saves;	  /* struct csave */
-	struct list loads;	  /* struct cload */
-	struct map remembered;	  /* struct recipe by bundle */
-	struct map steps;	  /* struct step_mark by bundle 0 step: saved, or being saved, by this run */
+	bool lost;			/* the lease went to somebody else: no new work */
+	bool recovering;		/* what the last coordinator left is being looked for */
+	char before[NODE_NAME_MAX + 1]; /* that one */
+	bool complete;			/* every rank of this run has been here at once */
+	bool entering;			/* a fiber counts a new run */
+	struct waitplace changed;	/* ranks, joins */
+	struct list saves;		/* struct csave */
+	struct list loads;		/* struct cload */
+	struct map remembered;		/* struct recipe by bundle */
+	struct map steps;		/* struct step_mark by bundle 0 step: saved, or being saved, by this run */
 };
 struct cgroup *cgroup_get(struct cgroup *group);
 void cgroup_put(struct cgroup *group); /* accepts NULL */
@@ -93,6 +105,9 @@ struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struc
 /* 0, or -ERR_ERANK naming a rank of the run that is gone: what waits for all of them would wait in vain. */
 int coordinator_whole(const struct cgroup *group, struct error *e);
 void coordinator_stop(struct groups *groups);
+/* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */
+bool coordinator_knows(const struct cgroup *group, uint64_t save_id); /* under way, or ended lately */
+void coordinator_overtaken(struct groups *groups, struct view tenant, struct view group, uint64_t epoch);
 /* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. */
 int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
 		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e);
@@ -125,6 +140,7 @@ int recipe_make(struct env *env, struct recipe *recipe, struct error *e);
 
 struct fan_call {
 	const char *node;
+	size_t index; /* the caller's */
 	struct buf body, answer;
 	int result;
 	struct error error;
@@ -133,6 +149,13 @@ struct fan_call {
  * name before its words. Bodies are freed by fan_fini(). */
 int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
 	    struct error *e);
+/*
+ * As fan_out, but nodes that are lost, or do not answer in time, stop nobody: their calls' results say so, by fan_lost(). Any other
+ * failure is returned.
+ */
+int fan_survive(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
+		struct error *e);
+bool fan_lost(const struct fan_call *call);
 /* As fan_out, but a failure does not stop the others and is not one: for telling everybody something. */
 void fan_tell(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns);
 struct fan_call *fan_new(size_t n);
@@ -157,10 +180,14 @@ struct mgroup {
 	uint32_t n_expected;	  /* that the coordinator counts here: some may not have heard of it yet */
 	struct list saves;	  /* struct msave */
 	struct map structures;	  /* struct structure by bundle and rank */
+	struct map lists;	  /* struct kept_lists by bundle: what this node keeps for a successor */
 	struct map parts;	  /* struct part by bundle: the node's part of the last plan */
 	struct map abandoned;	  /* words by step: a rank here took its part back before all had offered */
 	struct list loads;	  /* struct mload */
 };
+/* The node's side of the group in that incarnation, with one reference more; NULL: no memory. */
+struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation,
+			     const char *coordinator);
 void mgroup_put(struct mgroup *group);		       /* accepts NULL */
 uint32_t mgroup_ranks_due(const struct mgroup *group); /* whose words are waited for */
 
@@ -177,6 +204,8 @@ struct rank {
 void member_serve(struct groups *groups); /* registers the calls that coordinators make */
 void member_rank_left(struct rank *rank, const char *words);
 void member_coordinator_lost(struct groups *groups, const char *node);
+/* The save's coordinator, on this node, was overtaken: the members here look for the one who finishes it. */
+void member_overtaken(struct groups *groups, uint64_t save_id);
 void member_stop(struct groups *groups);
 
 /* ---- a save, as the coordinator knows it --------------------------------------------------------------------------------- */
@@ -189,6 +218,15 @@ struct block_report {
 	uint32_t rank;		 /* that reported it first */
 	bool reported, conflict; /* conflict: two ranks' bytes differ */
 	uint32_t other;		 /* the rank that differs */
+	/* once captured: nodes of the recipe whose verified copies of it count; none of a hole */
+	uint32_t holders[PLAN_COPIES_MAX], n_holders;
+};
+
+struct node_state {
+	char why[160]; /* it is lost */
+	bool lost;     /* left out from here on, whatever becomes of it */
+	bool joined;   /* holds copies that the plan did not name */
+	bool keeps;    /* what a successor needs */
 };
 
 struct csave {
@@ -214,8 +252,13 @@ struct csave {
 	struct error error;	      /* why it was, or how it ended */
 	struct error run_error;	      /* of the itinerary: when it is stopped, that of the call that was cut short */
 	struct block_report *reports; /* one per block of the plan */
+	struct node_state *nodes;     /* one per node of the recipe, once it is planned */
+	unsigned n_lost;	      /* nodes of these */
+	bool resumed;		      /* taken over from a coordinator that is gone */
+	bool short_of_copies;	      /* fewer than R holders are to be had: staged comes with durable */
 	struct slot slot;
 	bool slot_open;
+	uint64_t kept_slot; /* of a resumed save: that its last coordinator opened; 0: none that was told */
 	uint64_t version, sent_bytes, stored_bytes, diverged_blocks, hole_bytes;
 	uint64_t begun_ns, at_ns[SAVE_STATES]; /* when it entered each state */
 };
@@ -240,9 +283,40 @@ void save_mark_failed(const struct csave *save, int code);
 int save_make_way(struct csave *save, const char *node, bool *ret_dropped, struct error *e);
 void steps_fini(struct map *steps);
 
+/* The list with that number of nodes' names: list_buf_fini() it. */
+int save_list_nodes(const struct csave *save, struct list_buf *names);
+/* A node is left out of the save from here on: it is dead, silent, or another than before. */
+void save_lose_node(struct csave *save, size_t node, const char *why);
+void save_lose_called(struct csave *save, const struct fan_call *calls, size_t n); /* those that are lost */
+/* -ERR_ENODE naming the node and the item: the last copy of @block is lost. */
+int save_block_lost(const struct csave *save, size_t block, struct error *e);
+
+/* ---- copies.c: until each block has R holders ------------------------------------------------------------------------------ */
+
+/* From what was reported: whose copies count. */
+void save_begin_holders(struct csave *save);
+void save_forget_lost(struct csave *save); /* among the holders */
+/* Has copies made, again where a holder is lost, until each block has R holders, or as many as can be had (short_of_copies). */
+int save_copy(struct csave *save, struct error *e);
+
+/* ---- keep.c: what a successor needs to finish a save lies on other nodes before anybody is told `staged` ------------------- */
+
+int save_keep(struct csave *save, struct error *e);
+/* Tells the keepers which slot was opened: before anything can lie under its root's key. */
+int save_keep_slot(struct csave *save, struct error *e);
+void keep_serve(struct groups *groups);
+
+/* ---- takeover.c: a successor finishes what the last coordinator left -------------------------------------------------------- */
+
+int takeover_run(void *group); /* a fiber; takes over a reference */
+void takeover_serve(struct groups *groups);
+/* Of a resumed save: where its blocks are, and what became of the slot that was opened for it: *ret_published, as save->version. */
+int takeover_find_holders(struct csave *save, bool *ret_published, struct error *e);
+
 /* ---- save.c: the itinerary ----------------------------------------------------------------------------------------------- */
 
-int save_life(void *arg); /* a fiber: the whole life of a struct csave, whose reference it takes over */
+int save_planned(struct csave *save); /* its recipe has a plan: makes room for what nodes report */
+int save_life(void *arg);	      /* a fiber: the whole life of a struct csave, whose reference it takes over */
 /* Does @node, of the recipe, have ranks or hold something? The others never hear of the save. */
 bool save_takes_part(const struct csave *save, size_t node);
 
@@ -254,8 +328,8 @@ void trace_ended(const struct csave *save, int result); /* before the ranks are 
 /* ---- tell.c ---------------------------------------------------------------------------------------------------------------- */
 
 /*
- * Tells every node that takes part that the save has come to @stage, or with @code how it ended. @must: a node that does not answer
- * fails it; else it is tried some times, and the others are told all the same.
+ * Tells every node that takes part that the save has come to @stage, or with @code how it ended. @must: a node that refuses fails it, and
+ * one that does not answer is lost to it; else it is tried some times, and the others are told all the same.
  */
 int save_tell(struct csave *save, enum save_state stage, int code, const char *words, bool must, struct error *e);
 

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ASK_MS 10000 /* without a word of a save: then its coordinator is asked */
+#define ASK_MS	10000 /* without a word of a save: then its coordinator is asked */
+#define SEEK_MS 500   /* between two looks for the successor of a coordinator that is gone */
 
 CLEANUP_OF(struct msave *, msave_put);
 
@@ -47,6 +48,9 @@ void mgroup_put(struct mgroup *group)
 		part_put(map_value(s));
 	for (struct map_slot *s = map_first(&group->abandoned); s; s = map_next(s))
 		free(map_value(s));
+	for (struct map_slot *s = map_first(&group->lists); s; s = map_next(s))
+		kept_lists_put(map_value(s));
+	map_fini(&group->lists);
 	map_fini(&group->structures);
 	map_fini(&group->parts);
 	map_fini(&group->abandoned);
@@ -71,6 +75,11 @@ static void drop_blocks(struct msave *save)
 		block_unpin(save->blocks[i].block);
 	for (size_t i = 0; save->received && i < save->part->n_receives; i++)
 		block_unpin(save->received[i]);
+	for (size_t i = 0; i < save->n_extras; i++)
+		block_unpin(save->extras[i].copy);
+	free(save->extras);
+	save->extras = NULL;
+	save->n_extras = 0;
 	free(save->blocks);
 	free(save->received);
 	save->blocks = NULL;
@@ -90,6 +99,8 @@ void msave_put(struct msave *save)
 		free(offer);
 	}
 	mgroup_put(save->group);
+	kept_lists_put(save->kept_lists);
+	buf_fini(&save->kept);
 	buf_fini(&save->attributes);
 	free(save->bundle);
 	free(save->coordinator);
@@ -104,6 +115,12 @@ static struct view id_key(const uint64_t *save_id)
 struct msave *msave_by_id(struct groups *groups, uint64_t save_id)
 {
 	return map_get(&groups->saves, id_key(&save_id));
+}
+
+int msave_set_id(struct msave *save, uint64_t save_id)
+{
+	save->save_id = save_id;
+	return map_put(&save->groups->saves, id_key(&save->save_id), save);
 }
 
 static bool is_over(const struct msave *save)
@@ -128,6 +145,8 @@ void msave_settled(struct msave *save)
 		map_remove(&save->groups->saves, id_key(&save->save_id));
 	msave_put(save);
 }
+
+static void msave_end_durable(struct msave *save, const struct msg_g_stage *stage);
 
 static int encode_stage(const struct msave *save, const struct msg_g_stage *from, struct buf *out)
 {
@@ -194,37 +213,135 @@ static int wait_while(struct msave *save, bool (*pending)(const struct msave *sa
 
 static bool is_gathering_here(const struct msave *save)
 {
-	return save->group && !save->sent && !is_over(save);
+	return !save->sent && !is_over(save);
 }
 
-static bool is_under_way(const struct msave *save)
+static bool is_undisturbed(const struct msave *save)
 {
-	return !is_over(save);
+	return !is_over(save) && !save->orphan;
+}
+
+static bool is_captured(const struct msave *save)
+{
+	return save->state == SAVE_CAPTURED || save->state == SAVE_STAGED;
+}
+
+void msave_adopt(struct msave *save, const char *node, uint64_t epoch)
+{
+	char *name = strcmp(save->coordinator, node) ? strdup(node) : NULL;
+
+	if (name) {
+		free(save->coordinator);
+		save->coordinator = name;
+	}
+	save->epoch = epoch;
+	save->orphan = false;
+}
+
+/* A save that all have captured outlives its coordinator: a successor finishes it. Any other ends here. */
+static void lose_coordinator(struct msave *save)
+{
+	char words[160];
+
+	if (is_over(save))
+		return;
+	snprintf(words, sizeof(words), "node %s, which coordinated the save, was lost before all had captured",
+		 save->coordinator);
+	if (is_captured(save)) {
+		save->orphan = true;
+		wake_all(&save->changed);
+	} else {
+		msave_fail(save, -ERR_ENODE, words);
+	}
+}
+
+struct msave *msave_held(struct groups *groups, uint64_t save_id, uint64_t epoch, const char *from, int *ret_code,
+			 struct error *e)
+{
+	struct msave *save = msave_by_id(groups, save_id);
+
+	*ret_code = -ENOENT;
+	if (!save || save->state == SAVE_FAILED) {
+		(void)error_set(e, -ENOENT, "this node holds nothing of save %016" PRIx64, save_id);
+		return NULL;
+	}
+	if (epoch < save->epoch) {
+		*ret_code = error_set(e, -ERR_ESTALEEPOCH, "save %016" PRIx64 " has a newer coordinator, node %s",
+				      save_id, save->coordinator);
+		return NULL;
+	}
+	if (epoch > save->epoch)
+		msave_adopt(save, from, epoch);
+	save->refs++;
+	return save;
+}
+
+/* How the save is, by its coordinator's answer. */
+static void take_end(struct msave *save, const struct msg_g_end *end)
+{
+	_cleanup_(cleanup_mem) char *words = view_dup(end->words);
+	struct msg_g_stage stage = { .code = end->code, .words = end->words, .version = end->version };
+
+	if (is_over(save))
+		return;
+	if (end->code == ERR_ESTALEEPOCH) {
+		lose_coordinator(save);
+	} else if (end->stage == SAVE_FAILED) {
+		msave_fail(save, end->code ? -(int)end->code : -EIO, words ? words : "the save failed");
+	} else if (end->stage == SAVE_DURABLE && is_captured(save)) {
+		msave_end_durable(save, &stage);
+	}
 }
 
 /* A node that was not heard for a while may have missed the end of a save: its blocks shall not stay pinned for that. */
-static int ask_coordinator_of(struct msave *save, uint64_t deadline_ns)
+static int ask_coordinator_of(struct msave *save)
 {
-	_cleanup_(buf_fini) struct buf body = { 0 };
-	struct msg_save_id id = { .save_id = save->save_id };
-	struct env *env = save->groups->env;
-	int r = save->save_id ? msg_save_id_encode(&id, &body) : -EAGAIN;
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct msg_g_ask ask = { .save_id = save->save_id,
+				 .tenant = view_str(save->group->tenant),
+				 .group = view_str(save->group->name) };
+	struct msg_g_end end;
+	int r = save->save_id ? msg_g_ask_encode(&ask, &body) : -ENODATA;
 
 	if (!r)
 		r = cluster_call(save->groups->cluster, save->coordinator, MSG_G_ASK, view_buf(&body),
-				 env_in_ms(env, SETTLE_MS), NULL, NULL);
-	if (r == -ENOENT)
+				 env_in_ms(save->groups->env, SETTLE_MS), &answer, NULL);
+	if (!r && !msg_g_end_decode(view_buf(&answer), &end))
+		take_end(save, &end);
+	else if (r == -ENOENT)
 		msave_fail(save, -ERR_ENODE,
 			   "its coordinator does not know the save any more; how it ended was not heard here");
-	else if (env_now(env) > deadline_ns)
-		msave_fail(save, -ETIMEDOUT, "nobody said in time how the save ended");
+	else if (r == -EHOSTDOWN || r == -EAGAIN)
+		lose_coordinator(save);
 	return r == -ECANCELED ? r : 0;
+}
+
+/* Finds who holds the group's lease by now, maybe this node: that one finishes what the last coordinator left. */
+static int seek_coordinator(struct msave *save)
+{
+	struct groups *groups = save->groups;
+	char node[NODE_NAME_MAX + 1];
+	uint64_t epoch;
+	int r = coordinator_locate(groups, view_str(save->group->tenant), view_str(save->group->name),
+				   env_in_ms(groups->env, SETTLE_MS), node, &epoch, NULL);
+
+	if (r == -ECANCELED)
+		return r;
+	if (!r && epoch >= save->epoch) {
+		msave_adopt(save, node, epoch);
+		r = ask_coordinator_of(save);
+	}
+	if (r == -ECANCELED || !save->orphan)
+		return r == -ECANCELED ? r : 0;
+	return fiber_sleep_until(
+		env_in_ms(groups->env, SEEK_MS)); /* the lease has not run out, or the engine is away */
 }
 
 /* Ranks that do not come, and a coordinator that nobody hears of again, end a save here, too: its futures and its pins have a limit. */
 static int watch_save(void *arg)
 {
 	_cleanup_(cleanup_msave_put) struct msave *save = arg;
+	struct env *env = save->groups->env;
 	char words[256];
 	int r = wait_while(save, is_gathering_here, GATHER_TIMEOUT_MS);
 
@@ -235,18 +352,21 @@ static int watch_save(void *arg)
 			 cluster_node(save->groups->cluster));
 		msave_fail(save, -ERR_ERANK, words);
 	}
-	uint64_t deadline_ns = env_in_ms(save->groups->env, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
-	while (!r && is_under_way(save)) {
-		r = wait_while(save, is_under_way, ASK_MS);
-		if (r == -ETIMEDOUT)
-			r = ask_coordinator_of(save, deadline_ns);
+	uint64_t deadline_ns = env_in_ms(env, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
+	while (r != -ECANCELED && !is_over(save)) {
+		r = wait_while(save, is_undisturbed, ASK_MS);
+		if (is_over(save) || r == -ECANCELED)
+			break;
+		r = save->orphan ? seek_coordinator(save) : r == -ETIMEDOUT ? ask_coordinator_of(save) : 0;
+		if (env_now(env) > deadline_ns)
+			msave_fail(save, -ETIMEDOUT, "nobody said in time how the save ended");
 	}
 	return 0;
 }
 
-struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view bundle, uint64_t step,
-			const char *coordinator)
+struct msave *msave_new(struct mgroup *group, struct view bundle, uint64_t step, const char *coordinator)
 {
+	struct groups *groups = group->groups;
 	struct msave *save = calloc(1, sizeof(*save));
 
 	if (!save)
@@ -254,14 +374,14 @@ struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view
 	save->refs = 1;
 	save->groups = groups;
 	save->group = group;
-	if (group)
-		group->refs++;
+	group->refs++;
 	list_init(&save->link);
 	list_init(&save->group_link);
 	list_init(&save->offers);
 	waitplace_init(&save->changed);
 	turn_init(&save->turn, 0);
 	save->step = step;
+	save->epoch = group->epoch;
 	save->bundle = view_dup(bundle);
 	save->coordinator = strdup(coordinator);
 	save->refs++;
@@ -271,8 +391,19 @@ struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view
 		return NULL;
 	}
 	list_append(&groups->msaves, &save->link);
-	if (group)
-		list_append(&group->saves, &save->group_link);
+	list_append(&group->saves, &save->group_link);
+	return save;
+}
+
+struct msave *msave_new_holder(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation,
+			       struct view bundle, uint64_t step, const char *coordinator)
+{
+	struct mgroup *group = mgroup_obtain(groups, tenant, name, incarnation, coordinator);
+	struct msave *save = group ? msave_new(group, bundle, step, coordinator) : NULL;
+
+	mgroup_put(group); /* the save holds it */
+	if (save)
+		save->sent = true;
 	return save;
 }
 
@@ -491,7 +622,7 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 		return r;
 
 	if (is_new)
-		save = msave_new(group->groups, group, from->bundle, from->step, group->coordinator);
+		save = msave_new(group, from->bundle, from->step, group->coordinator);
 	if (!save)
 		return -ENOMEM;
 	if (is_new) {
@@ -554,7 +685,7 @@ static struct msave *find_for_stage(struct groups *groups, const struct msg_g_st
 		return save;
 	list_each(node, &groups->msaves) { /* it failed before a span was reserved: only its names are known here */
 		save = list_entry(node, struct msave, link);
-		if (!save->save_id && save->group && save->step == stage->step && save->sent && !is_over(save) &&
+		if (!save->save_id && save->step == stage->step && save->sent && !is_over(save) &&
 		    save->group->incarnation == stage->incarnation &&
 		    view_equal(view_str(save->bundle), stage->bundle) &&
 		    view_equal(view_str(save->group->name), stage->group) &&
@@ -568,7 +699,7 @@ static void remember_part(struct msave *save)
 {
 	struct map *parts;
 
-	if (!save->group || !save->part)
+	if (!save->part)
 		return;
 	parts = &save->group->parts;
 	if (map_get(parts, view_str(save->bundle)) == save->part)
@@ -588,6 +719,22 @@ static void become_clean(struct msave *save)
 	for (size_t i = 0; save->received && i < save->part->n_receives; i++)
 		if (save->received[i] && save->received[i]->indexed)
 			pool_block_set_clean(save->received[i]);
+	for (size_t i = 0; i < save->n_extras; i++)
+		pool_block_set_clean(save->extras[i].copy);
+}
+
+/* Captured or staged. Ranks hear each stage, in order. */
+static void msave_end_durable(struct msave *save, const struct msg_g_stage *stage)
+{
+	if (save->state == SAVE_CAPTURED) {
+		save_state_move(&save->state, SAVE_STAGED);
+		push_stage(save, &(struct msg_g_stage){ 0 });
+	}
+	save_state_move(&save->state, SAVE_DURABLE);
+	become_clean(save);
+	wake_all(&save->changed);
+	push_stage(save, stage);
+	msave_settled(save);
 }
 
 /* A failure that is told twice must not hit the next save of its step. */
@@ -609,12 +756,18 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 
 	if (r || stage.stage >= SAVE_STATES || stage.code > INT32_MAX)
 		return error_set(e, -EPROTO, "malformed G_STAGE from %s", from);
+	struct msave *save = msave_by_id(groups, stage.save_id);
+	if (save && stage.epoch < save->epoch)
+		return error_set(e, -ERR_ESTALEEPOCH, "save %016" PRIx64 " has a newer coordinator, node %s",
+				 stage.save_id, save->coordinator);
 	if (stage.stage == SAVE_FAILED && is_told(groups, stage.save_id))
 		return 0;
-	struct msave *save = find_for_stage(groups, &stage);
+	save = find_for_stage(groups, &stage);
 	if (!save)
 		return stage.stage == SAVE_FAILED || stage.stage == SAVE_DURABLE ? 0 : /* told before */
 			       error_set(e, -ENOENT, "no save %016" PRIx64 " here", stage.save_id);
+	if (stage.epoch > save->epoch)
+		msave_adopt(save, from, stage.epoch);
 	if (stage.stage == SAVE_FAILED) {
 		_cleanup_(cleanup_mem) char *words = view_dup(stage.words);
 
@@ -623,17 +776,18 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 	}
 	if (save->state == (enum save_state)stage.stage)
 		return 0; /* told twice */
+	if (stage.stage == SAVE_DURABLE && is_captured(save)) {
+		msave_end_durable(save, &stage);
+		return 0;
+	}
 	if (!save_state_may_move(save->state, stage.stage))
 		return error_set(e, -EPROTO, "save %016" PRIx64 ": from %s to %s", stage.save_id,
 				 save_state_name(save->state), save_state_name(stage.stage));
 	save_state_move(&save->state, stage.stage);
 	if (save->state == SAVE_CAPTURED)
 		remember_part(save);
-	if (save->state == SAVE_DURABLE)
-		become_clean(save);
 	wake_all(&save->changed);
 	push_stage(save, &stage);
-	msave_settled(save);
 	return 0;
 }
 
@@ -691,27 +845,28 @@ void member_rank_left(struct rank *rank, const char *words)
 	}
 }
 
-static void end_all(struct groups *groups, const char *coordinator, int code, const char *words)
+void member_coordinator_lost(struct groups *groups, const char *node)
 {
-	list_each(node, &groups->msaves) {
-		struct msave *save = list_entry(node, struct msave, link);
+	list_each(link, &groups->msaves) {
+		struct msave *save = list_entry(link, struct msave, link);
 
-		if (!coordinator || !strcmp(save->coordinator, coordinator))
-			msave_fail(save, code, words);
+		if (!strcmp(save->coordinator, node))
+			lose_coordinator(save);
 	}
 }
 
-void member_coordinator_lost(struct groups *groups, const char *node)
+void member_overtaken(struct groups *groups, uint64_t save_id)
 {
-	char words[160];
+	struct msave *save = msave_by_id(groups, save_id);
 
-	snprintf(words, sizeof(words), "node %s, which coordinated the save, was lost", node);
-	end_all(groups, node, -ERR_ENODE, words);
+	if (save && !strcmp(save->coordinator, cluster_node(groups->cluster)))
+		lose_coordinator(save);
 }
 
 void member_stop(struct groups *groups)
 {
-	end_all(groups, NULL, -ESHUTDOWN, "the daemon of this node shuts down");
+	list_each(node, &groups->msaves)
+		msave_fail(list_entry(node, struct msave, link), -ESHUTDOWN, "the daemon of this node shuts down");
 }
 
 int groups_status(struct groups *groups, struct list_buf *saves)
@@ -721,7 +876,7 @@ int groups_status(struct groups *groups, struct list_buf *saves)
 	list_each(node, &groups->msaves) {
 		const struct msave *save = list_entry(node, struct msave, link);
 		struct elem_save_status status = { .save_id = save->save_id,
-						   .group = view_str(save->group ? save->group->name : ""),
+						   .group = view_str(save->group->name),
 						   .bundle = view_str(save->bundle),
 						   .step = save->step,
 						   .state = view_str(save_state_name(save->state)) };
@@ -740,4 +895,5 @@ void member_serve(struct groups *groups)
 	cluster_serve(groups->cluster, MSG_G_STAGE, serve_stage, groups);
 	capture_serve(groups);
 	holder_serve(groups);
+	keep_serve(groups);
 }

@@ -54,20 +54,34 @@ struct moffer { /* one local rank's */
 	bool quiet;	    /* it said that it touches no span any more */
 };
 
+struct extra { /* a copy that the plan did not name */
+	uint32_t block;
+	struct block *copy; /* pinned */
+};
+
+/* What a successor of the coordinator needs, and what is the same in every save of a structure; counted. */
+struct kept_lists {
+	uint32_t refs;
+	uint64_t structure;
+	struct buf ranks, places, rank_node; /* lists as they came */
+};
+void kept_lists_put(struct kept_lists *lists); /* accepts NULL */
+
 struct msave {
 	uint32_t refs; /* the lists have one; each fiber that works on its blocks */
 	struct list link, group_link;
 	struct groups *groups;
-	struct mgroup *group; /* NULL: this node only holds copies */
+	struct mgroup *group;
 	char *bundle, *coordinator;
-	uint64_t step, save_id, parent;
+	uint64_t step, save_id, parent, epoch; /* epoch: the highest of a coordinator that spoke of it */
 	uint32_t copies, policy, flags;
 	struct buf attributes;
 	uint32_t n_attributes;
 	enum save_state state;
 	struct list offers; /* struct moffer, by number */
 	uint32_t n_offers;
-	bool sent; /* the merged offer is with the coordinator */
+	bool sent;   /* the merged offer is with the coordinator; or the node only holds copies */
+	bool orphan; /* captured, and its coordinator is gone */
 	bool hinted;
 	struct part *part;
 	struct mblock *blocks;
@@ -75,13 +89,26 @@ struct msave {
 	bool asking;		 /* a G_RESERVE of it is under way */
 	bool admitted;		 /* blocks and received have their room */
 	struct turn turn;
+	struct extra *extras;
+	size_t n_extras;
+	struct buf kept; /* a G_KEEP's body without its lists; those are in: */
+	struct kept_lists *kept_lists;
+	uint64_t kept_slot; /* the number that its coordinator opened; 0: none yet */
 	struct waitplace changed;
 	struct error error; /* why it failed */
 };
 void msave_put(struct msave *save); /* accepts NULL */
-struct msave *msave_new(struct groups *groups, struct mgroup *group, struct view bundle, uint64_t step,
-			const char *coordinator);
+struct msave *msave_new(struct mgroup *group, struct view bundle, uint64_t step, const char *coordinator);
+/* Of a node without ranks in it: it only holds copies. @body says of which save. */
+struct msave *msave_new_holder(struct groups *groups, struct view tenant, struct view group, uint64_t incarnation,
+			       struct view bundle, uint64_t step, const char *coordinator);
 struct msave *msave_by_id(struct groups *groups, uint64_t save_id);
+int msave_set_id(struct msave *save, uint64_t save_id);
+/* The save of a coordinator's call, one reference more. NULL with words: not here, failed, or of an older coordinator (@ret_code). */
+struct msave *msave_held(struct groups *groups, uint64_t save_id, uint64_t epoch, const char *from, int *ret_code,
+			 struct error *e);
+/* Its coordinator is @node from now on. */
+void msave_adopt(struct msave *save, const char *node, uint64_t epoch);
 /* Ends the save here: tells the ranks, wakes who waits. Its blocks go once nobody can touch them. */
 void msave_fail(struct msave *save, int code, const char *words);
 /* Lets go of an ended save once no rank can touch its spans. */

@@ -310,6 +310,9 @@ void save_node_lost(struct groups *groups, const char *node)
 
 			if (save->state < SAVE_CAPTURED && has_rank_on(save, node))
 				stop(save, -ERR_ENODE, text);
+			for (size_t i = 0; save->nodes && i < save->recipe->n_nodes; i++)
+				if (!strcmp(save->recipe->nodes[i], node))
+					save_lose_node(save, i, "it went down");
 		}
 	}
 }

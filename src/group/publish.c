@@ -2,7 +2,8 @@
  * group/publish.c: from staged to durable: the slot, the packs, and the version that names them.
  *
  * Equal blocks of one save are stored once (content deduplication, design §6); holes are recorded and not stored. Each pack is
- * written by the node that the plan named, whole, before the root says that it exists.
+ * written by the node that the plan named, whole, before the root says that it exists. In rounds: what a lost node had not written
+ * is dealt out to others that hold it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,7 +11,9 @@
 
 #include "group/inside.h"
 
-#define PACK_BYTES_MAX (UINT64_C(1) << 30)
+#define PACK_BYTES_MAX	 (UINT64_C(1) << 30)
+#define PACK_EPOCH_SHIFT 20  /* of the coordinator's epoch in a pack's number */
+#define ENGINE_AWAY_MS	 200 /* between two tries while the meta engine is away */
 
 CLEANUP_OF(struct version *, version_put);
 
@@ -21,12 +24,19 @@ struct pack_draft {
 	size_t n;
 	uint64_t bytes;
 	char key[BACKEND_KEY_MAX + 1];
+	bool written;
 };
 
 struct drafts {
 	struct pack_draft *packs;
 	size_t n, room;
-	uint32_t *open; /* per node: 1 + its pack that is being filled; 0: none */
+	size_t n_before; /* of earlier rounds */
+	uint32_t *open;	 /* per node: 1 + its pack that is being filled; 0: none */
+	uint32_t *named; /* per node: packs that have a name */
+	uint64_t *dealt; /* per node: bytes */
+	uint32_t *first; /* per block: the one whose place it shares, maybe itself */
+	bool *stored;	 /* per block: it lies in a pack, or will */
+	uint32_t *pack;	 /* per stored block: 1 + the draft that it is in; 0: it waits to be dealt out */
 };
 
 static void drafts_fini(struct drafts *drafts)
@@ -35,6 +45,24 @@ static void drafts_fini(struct drafts *drafts)
 		free(drafts->packs[i].blocks);
 	free(drafts->packs);
 	free(drafts->open);
+	free(drafts->named);
+	free(drafts->dealt);
+	free(drafts->first);
+	free(drafts->stored);
+	free(drafts->pack);
+}
+
+static int drafts_init(struct drafts *drafts, const struct recipe *recipe)
+{
+	drafts->open = calloc(recipe->n_nodes + 1, sizeof(*drafts->open));
+	drafts->named = calloc(recipe->n_nodes + 1, sizeof(*drafts->named));
+	drafts->dealt = calloc(recipe->n_nodes + 1, sizeof(*drafts->dealt));
+	drafts->first = calloc(recipe->plan.n_blocks + 1, sizeof(*drafts->first));
+	drafts->stored = calloc(recipe->plan.n_blocks + 1, sizeof(*drafts->stored));
+	drafts->pack = calloc(recipe->plan.n_blocks + 1, sizeof(*drafts->pack));
+	return drafts->open && drafts->named && drafts->dealt && drafts->first && drafts->stored && drafts->pack ?
+		       0 :
+		       -ENOMEM;
 }
 
 static struct pack_draft *open_pack(struct drafts *drafts, uint32_t node, uint32_t bytes)
@@ -70,11 +98,8 @@ static int pack_add(struct pack_draft *pack, uint32_t block, uint32_t bytes)
 	return 0;
 }
 
-/*
- * Fills version->blocks, deals those that must be stored out to packs, and lets equal ones point to the first. @first: for each
- * block the one whose place it shares, maybe itself.
- */
-static int deal_out(const struct csave *save, struct version *version, struct drafts *drafts, uint32_t *first)
+/* Fills version->blocks but for their places, and finds which of them must be stored: holes need not, and of equal ones the first. */
+static int find_stored(struct csave *save, struct version *version, struct drafts *drafts)
 {
 	const struct save_plan *plan = &save->recipe->plan;
 	struct map seen;
@@ -84,30 +109,63 @@ static int deal_out(const struct csave *save, struct version *version, struct dr
 	for (size_t b = 0; !r && b < plan->n_blocks; b++) {
 		const struct block_report *report = &save->reports[b];
 		struct version_block *block = &version->blocks[b];
+		struct view key = view_of(report->digest.b, DIGEST_BYTES);
 
 		*block = (struct version_block){ .digest = report->digest,
 						 .bytes = plan->blocks[b].bytes,
 						 .crc = report->crc };
-		first[b] = (uint32_t)b;
+		drafts->first[b] = (uint32_t)b;
 		if (report->flags & FILLED_ZERO) {
 			block->flags = BLOCK_HOLE;
 			block->pack = UINT32_MAX;
+			save->hole_bytes += block->bytes;
 			continue;
 		}
-		struct view key = view_of(report->digest.b, DIGEST_BYTES);
 		const struct version_block *known = map_get(&seen, key);
-		if (known) {
-			first[b] = (uint32_t)(known - version->blocks);
-			continue;
-		}
-		r = map_put(&seen, key, block);
-		struct pack_draft *pack = r ? NULL : open_pack(drafts, plan->blocks[b].uploader, block->bytes);
-		if (!r)
-			r = pack ? pack_add(pack, (uint32_t)b, block->bytes) : -ENOMEM;
-		if (!r)
-			block->pack = (uint32_t)(pack - drafts->packs);
+		if (known)
+			drafts->first[b] = (uint32_t)(known - version->blocks);
+		else
+			r = map_put(&seen, key, block);
+		drafts->stored[b] = !known;
 	}
 	map_fini(&seen);
+	return r;
+}
+
+/* The planned uploader; when it is lost, or was not made a holder, the holder that has been dealt the least. */
+static uint32_t pick_uploader(const struct csave *save, const struct drafts *drafts, size_t b)
+{
+	const struct block_report *report = &save->reports[b];
+	uint32_t planned = save->recipe->plan.blocks[b].uploader, best = report->holders[0];
+
+	for (uint32_t i = 0; i < report->n_holders; i++) {
+		if (report->holders[i] == planned)
+			return planned;
+		if (drafts->dealt[report->holders[i]] < drafts->dealt[best])
+			best = report->holders[i];
+	}
+	return best;
+}
+
+/* Deals the blocks that wait out to new packs. */
+static int deal_out(struct csave *save, struct version *version, struct drafts *drafts)
+{
+	int r = 0;
+
+	memset(drafts->open, 0, (save->recipe->n_nodes + 1) * sizeof(*drafts->open));
+	drafts->n_before = drafts->n;
+	for (size_t b = 0; !r && b < version->n_blocks; b++) {
+		if (!drafts->stored[b] || drafts->pack[b])
+			continue;
+		uint32_t node = pick_uploader(save, drafts, b);
+		struct pack_draft *pack = open_pack(drafts, node, version->blocks[b].bytes);
+
+		r = pack ? pack_add(pack, (uint32_t)b, version->blocks[b].bytes) : -ENOMEM;
+		if (r)
+			break;
+		drafts->dealt[node] += version->blocks[b].bytes;
+		drafts->pack[b] = (uint32_t)(pack - drafts->packs) + 1;
+	}
 	return r;
 }
 
@@ -129,33 +187,46 @@ static int lay_out(struct version *version, struct pack_draft *pack)
 	return 0;
 }
 
-static int name_packs(const struct csave *save, struct version *version, struct drafts *drafts)
+/* The epoch is part of the name: a successor writes the same blocks, but maybe other packs of them. */
+static int name_pack(const struct csave *save, struct drafts *drafts, struct pack_draft *pack)
 {
-	_cleanup_(cleanup_mem) unsigned *count = calloc(save->recipe->n_nodes + 1, sizeof(*count));
-	int r = count ? 0 : -ENOMEM;
+	uint64_t k = (save->group->epoch << PACK_EPOCH_SHIFT) | drafts->named[pack->node]++;
 
+	return pack_key(view_str(save->group->tenant), view_str(save->bundle), save->save_id,
+			save->recipe->nodes[pack->node], k, pack->key);
+}
+
+/* What was written, as the version says it. */
+static int list_packs(const struct csave *save, struct version *version, const struct drafts *drafts)
+{
 	version->packs = calloc(drafts->n + 1, sizeof(*version->packs));
 	if (!version->packs)
 		return -ENOMEM;
-	for (size_t i = 0; !r && i < drafts->n; i++) {
-		struct pack_draft *draft = &drafts->packs[i];
-		const char *node = save->recipe->nodes[draft->node];
+	for (size_t i = 0; i < drafts->n; i++) {
+		const struct pack_draft *draft = &drafts->packs[i];
+		struct version_pack *pack = &version->packs[version->n_packs];
 
-		r = lay_out(version, draft);
-		if (!r)
-			r = pack_key(view_str(save->group->tenant), view_str(save->bundle), save->save_id, node,
-				     count[draft->node]++, draft->key);
-		if (r)
-			return r;
-		version->packs[i].key = strdup(draft->key);
-		version->packs[i].node = strdup(node);
-		version->packs[i].bytes = draft->bytes;
+		if (!draft->written)
+			continue;
+		for (size_t k = 0; k < draft->n; k++)
+			version->blocks[draft->blocks[k]].pack = (uint32_t)version->n_packs;
+		pack->key = strdup(draft->key);
+		pack->node = strdup(save->recipe->nodes[draft->node]);
+		pack->bytes = draft->bytes;
 		version->n_packs++;
 		version->stored_bytes += draft->bytes;
-		if (!version->packs[i].key || !version->packs[i].node)
-			r = -ENOMEM;
+		if (!pack->key || !pack->node)
+			return -ENOMEM;
 	}
-	return r;
+	for (size_t b = 0; b < version->n_blocks; b++) {
+		const struct version_block *first = &version->blocks[drafts->first[b]];
+
+		if (version->blocks[b].flags & BLOCK_HOLE)
+			continue;
+		version->blocks[b].pack = first->pack;
+		version->blocks[b].pack_offset = first->pack_offset;
+	}
+	return 0;
 }
 
 /* Items and pieces come straight from the catalog: it is sorted by name, the plan's blocks by unique. */
@@ -225,36 +296,25 @@ static int describe(struct csave *save, struct version *version)
 
 static int draft_version(struct csave *save, struct version *version, struct drafts *drafts)
 {
-	_cleanup_(cleanup_mem) uint32_t *first = calloc(save->recipe->plan.n_blocks + 1, sizeof(*first));
 	int r = describe(save, version);
 
 	version->blocks = calloc(save->recipe->plan.n_blocks + 1, sizeof(*version->blocks));
-	drafts->open = calloc(save->recipe->n_nodes + 1, sizeof(*drafts->open));
-	if (!first || !version->blocks || !drafts->open)
+	if (!version->blocks)
 		return -ENOMEM;
 	if (!r)
+		r = drafts_init(drafts, save->recipe);
+	if (!r)
 		r = fill_items(save->recipe, version);
-	if (!r)
-		r = deal_out(save, version, drafts, first);
-	if (!r)
-		r = name_packs(save, version, drafts);
-	for (size_t b = 0; !r && b < version->n_blocks; b++) {
-		struct version_block *block = &version->blocks[b];
-
-		if (block->flags & BLOCK_HOLE)
-			save->hole_bytes += block->bytes;
-		else if (first[b] != b)
-			block->pack = version->blocks[first[b]].pack,
-			block->pack_offset = version->blocks[first[b]].pack_offset;
-	}
-	return r;
+	return r ? r : find_stored(save, version, drafts);
 }
 
 static int encode_upload(const struct csave *save, const struct version *version, const struct pack_draft *pack,
 			 struct buf *out)
 {
 	struct list_buf blocks = { 0 };
-	struct msg_g_upload upload = { .save_id = save->save_id, .key = view_str(pack->key) };
+	struct msg_g_upload upload = { .save_id = save->save_id,
+				       .key = view_str(pack->key),
+				       .epoch = save->group->epoch };
 	int r = 0;
 
 	for (size_t i = 0; !r && i < pack->n; i++) {
@@ -273,19 +333,41 @@ static int encode_upload(const struct csave *save, const struct version *version
 	return r;
 }
 
-static int upload(struct csave *save, const struct version *version, const struct drafts *drafts, uint64_t deadline_ns,
-		  struct error *e)
+/* What a lost node had to write waits again. */
+static void take_back(struct drafts *drafts, const struct pack_draft *pack)
 {
-	struct fan_call *calls = fan_new(drafts->n);
-	int r = calls ? 0 : -ENOMEM;
+	for (size_t i = 0; i < pack->n; i++)
+		drafts->pack[pack->blocks[i]] = 0;
+}
 
-	for (size_t i = 0; !r && i < drafts->n; i++) {
-		calls[i].node = save->recipe->nodes[drafts->packs[i].node];
-		r = encode_upload(save, version, &drafts->packs[i], &calls[i].body);
+static int upload_round(struct csave *save, struct version *version, struct drafts *drafts, uint64_t deadline_ns,
+			struct error *e)
+{
+	int r = deal_out(save, version, drafts);
+	size_t n = drafts->n - drafts->n_before;
+	struct pack_draft *packs = drafts->packs + drafts->n_before;
+	struct fan_call *calls = fan_new(n);
+
+	if (!calls)
+		return -ENOMEM;
+	for (size_t i = 0; !r && i < n; i++) {
+		calls[i].node = save->recipe->nodes[packs[i].node];
+		calls[i].index = packs[i].node;
+		r = lay_out(version, &packs[i]);
+		if (!r)
+			r = name_pack(save, drafts, &packs[i]);
+		if (!r)
+			r = encode_upload(save, version, &packs[i], &calls[i].body);
 	}
 	if (!r)
-		r = fan_out(save->group->groups, MSG_G_UPLOAD, calls, drafts->n, deadline_ns, e);
-	fan_free(calls, drafts->n);
+		r = fan_survive(save->group->groups, MSG_G_UPLOAD, calls, n, deadline_ns, e);
+	save_lose_called(save, calls, n);
+	for (size_t i = 0; !r && i < n; i++) {
+		packs[i].written = !calls[i].result;
+		if (!packs[i].written)
+			take_back(drafts, &packs[i]);
+	}
+	fan_free(calls, n);
 	return r;
 }
 
@@ -297,32 +379,103 @@ static int fail_here(const struct csave *save, int r, struct error *e)
 	return r;
 }
 
+static bool all_written(const struct drafts *drafts, size_t n_blocks)
+{
+	for (size_t b = 0; b < n_blocks; b++)
+		if (drafts->stored[b] && !drafts->pack[b])
+			return false;
+	return true;
+}
+
+/* What waits to be written must have a holder that lives. What is written needs none any more. */
+static int check_waiting(struct csave *save, const struct drafts *drafts, struct error *e)
+{
+	save_forget_lost(save);
+	for (size_t b = 0; b < save->recipe->plan.n_blocks; b++)
+		if (drafts->stored[b] && !drafts->pack[b] && !save->reports[b].n_holders)
+			return save_block_lost(save, b, e);
+	return 0;
+}
+
+/* Each round loses a node or is the last. */
+static int upload(struct csave *save, struct version *version, struct drafts *drafts, uint64_t deadline_ns,
+		  struct error *e)
+{
+	int r;
+
+	do {
+		r = check_waiting(save, drafts, e);
+		if (!r)
+			r = upload_round(save, version, drafts, deadline_ns, e);
+	} while (!r && !all_written(drafts, version->n_blocks));
+	return r ? r : list_packs(save, version, drafts);
+}
+
+/* The meta engine's node is down: it will be back, and then whoever waits goes on. */
+static bool is_away(int r)
+{
+	return r == -EHOSTDOWN || r == -ECONNREFUSED;
+}
+
+static int pause_for_engine(struct csave *save, uint64_t deadline_ns)
+{
+	struct env *env = save->group->groups->env;
+
+	if (env_now(env) >= deadline_ns)
+		return -ETIMEDOUT;
+	return fiber_sleep_until(env_in_ms(env, ENGINE_AWAY_MS));
+}
+
+static int open_slot(struct csave *save, const struct fence *fence, uint64_t deadline_ns, struct error *e)
+{
+	struct cgroup *group = save->group;
+	int r;
+
+	for (;;) {
+		r = slot_open(group->groups->bundles, view_str(group->tenant), view_str(save->bundle), save->save_id,
+			      save->parent, fence, deadline_ns, &save->slot, e);
+		if (!is_away(r))
+			break;
+		int paused = pause_for_engine(save, deadline_ns);
+		if (paused)
+			return paused == -ETIMEDOUT ? r : paused;
+	}
+	save->slot_open = !r;
+	return r ? fail_here(save, r, e) : save_keep_slot(save, e);
+}
+
+static int publish(struct csave *save, struct version *version, const struct fence *fence, uint64_t deadline_ns,
+		   struct error *e)
+{
+	int r;
+
+	save->publishing = true;
+	for (;;) {
+		r = slot_publish(save->group->groups->bundles, &save->slot, version, fence, deadline_ns, e);
+		if (!is_away(r))
+			return r;
+		int paused = pause_for_engine(save, deadline_ns);
+		if (paused)
+			return paused == -ETIMEDOUT ? r : paused;
+	}
+}
+
 int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 {
 	struct cgroup *group = save->group;
-	struct bundles *bundles = group->groups->bundles;
 	_cleanup_(cleanup_version_put) struct version *version = version_new();
 	_cleanup_(drafts_fini) struct drafts drafts = { 0 };
 	struct fence fence = { .key = view_buf(&group->lease_key),
 			       .record = view_buf(&group->lease_record),
 			       .epoch = group->epoch };
-	int r;
+	int r = version ? open_slot(save, &fence, deadline_ns, e) : -ENOMEM;
 
-	if (!version)
-		return -ENOMEM;
-	r = slot_open(bundles, view_str(group->tenant), view_str(save->bundle), save->save_id, save->parent, &fence,
-		      deadline_ns, &save->slot, e);
-	if (r)
-		return fail_here(save, r, e);
-	save->slot_open = true;
-	r = draft_version(save, version, &drafts);
-	if (r)
-		return r;
-	r = upload(save, version, &drafts, deadline_ns, e);
-	if (r)
-		return r;
-	save->publishing = true;
-	r = slot_publish(bundles, &save->slot, version, &fence, deadline_ns, e);
+	if (!r)
+		r = draft_version(save, version, &drafts);
+	if (!r)
+		r = upload(save, version, &drafts, deadline_ns, e);
+	if (!r)
+		r = publish(save, version, &fence, deadline_ns, e);
 	if (!r || r == -ERR_EUNINDEXED) {
 		save->version = version->number;
 		save->stored_bytes = version->stored_bytes;

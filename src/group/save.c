@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@ void csave_put(struct csave *save)
 	free(save->offered);
 	free(save->ranks);
 	free(save->reports);
+	free(save->nodes);
 	free(save->bundle);
 	cgroup_put(save->group);
 	free(save);
@@ -74,6 +76,13 @@ static int save_gather(struct csave *save, struct error *e)
 
 /* ---- plan ----------------------------------------------------------------------------------------------------------- */
 
+int save_planned(struct csave *save)
+{
+	save->reports = calloc(save->recipe->plan.n_blocks + 1, sizeof(*save->reports));
+	save->nodes = calloc(save->recipe->n_nodes + 1, sizeof(*save->nodes));
+	return save->reports && save->nodes ? 0 : -ENOMEM;
+}
+
 static int save_make_plan(struct csave *save, struct error *e)
 {
 	struct groups *groups = save->group->groups;
@@ -101,8 +110,7 @@ static int save_make_plan(struct csave *save, struct error *e)
 		if (r)
 			return r;
 	}
-	save->reports = calloc(save->recipe->plan.n_blocks + 1, sizeof(*save->reports));
-	return save->reports ? 0 : -ENOMEM;
+	return save_planned(save);
 }
 
 /* The plan was good for a whole capture: the next save of the same structure starts from it. */
@@ -171,7 +179,7 @@ bool save_takes_part(const struct csave *save, size_t node)
 {
 	const struct recipe *recipe = save->recipe;
 
-	if (recipe->plan.node_receive_bytes[node])
+	if (recipe->plan.node_receive_bytes[node] || save->nodes[node].joined)
 		return true;
 	for (uint32_t rank = 0; rank < recipe->n_ranks; rank++)
 		if (recipe->rank_node[rank] == node)
@@ -189,6 +197,7 @@ static struct msg_g_reserve reserve_head(const struct csave *save)
 		.bundle = view_str(save->bundle),
 		.step = save->step,
 		.plan = save->recipe->structure ^ save->recipe->plan.fingerprint,
+		.epoch = save->group->epoch,
 	};
 }
 
@@ -291,7 +300,7 @@ static int save_reserve(struct csave *save, struct error *e)
 	int r = 0;
 
 	for (size_t node = 0; !r && node < save->recipe->n_nodes; node++)
-		if (save_takes_part(save, node))
+		if (save_takes_part(save, node) && !save->nodes[node].lost)
 			r = reserve_node(save, node, &parts, e);
 	parts_free(parts, save->recipe->n_nodes);
 	return r;
@@ -332,34 +341,59 @@ static int take_reports(struct csave *save, const char *node, struct view answer
 	return r == 1 ? 0 : r;
 }
 
-/* One call to every node that has ranks, whose answers are reports. */
+/* Each block was reported: by the rank that captures it, or, when its node is lost, by another that did, too. */
+static int check_reported(const struct csave *save, struct error *e)
+{
+	const struct save_plan *plan = &save->recipe->plan;
+
+	for (size_t b = 0; b < plan->n_blocks; b++) {
+		const struct block_report *report = &save->reports[b];
+		bool lost = save->nodes[plan->blocks[b].holder[0]].lost;
+
+		if (report->reported && (lost || report->rank == plan->blocks[b].rank))
+			continue;
+		if (lost)
+			return save_block_lost(save, b, e);
+		return error_set(e, -EPROTO, "block %zu was not reported by rank %u that captures it", b,
+				 plan->blocks[b].rank);
+	}
+	return 0;
+}
+
+/* One call to every node that has ranks, whose answers are reports. Before `captured` a lost node is one too many. */
 static int ask_reports(struct csave *save, enum msg_type type, bool hinted, struct error *e)
 {
 	const struct recipe *recipe = save->recipe;
+	struct groups *groups = save->group->groups;
 	struct fan_call *calls = fan_new(recipe->n_nodes);
 	size_t n = 0;
 	int r = calls ? 0 : -ENOMEM;
 
 	memset(save->reports, 0, (recipe->plan.n_blocks + 1) * sizeof(*save->reports));
 	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		struct msg_g_capture capture = { .save_id = save->save_id, .hinted = hinted };
+		struct msg_g_capture capture = { .save_id = save->save_id,
+						 .hinted = hinted,
+						 .epoch = save->group->epoch };
+		struct msg_save_id id = { .save_id = save->save_id, .epoch = save->group->epoch };
 
-		if (!save_takes_part(save, node))
+		if (!save_takes_part(save, node) || save->nodes[node].lost)
 			continue;
 		calls[n].node = recipe->nodes[node];
-		r = msg_g_capture_encode(&capture, &calls[n++].body); /* MSG_G_DIGEST reads the id alone */
+		calls[n].index = node;
+		r = type == MSG_G_CAPTURE ? msg_g_capture_encode(&capture, &calls[n].body) :
+					    msg_save_id_encode(&id, &calls[n].body);
+		n++;
 	}
-	if (!r)
-		r = fan_out(save->group->groups, type, calls, n, drain_deadline(save), e);
+	if (!r && type == MSG_G_CAPTURE)
+		r = fan_out(groups, type, calls, n, drain_deadline(save), e);
+	else if (!r)
+		r = fan_survive(groups, type, calls, n, drain_deadline(save), e);
+	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
-		r = take_reports(save, calls[i].node, view_buf(&calls[i].answer), hinted, e);
+		if (!calls[i].result)
+			r = take_reports(save, calls[i].node, view_buf(&calls[i].answer), hinted, e);
 	fan_free(calls, n);
-
-	for (size_t b = 0; !r && b < recipe->plan.n_blocks; b++)
-		if (!save->reports[b].reported || save->reports[b].rank != recipe->plan.blocks[b].rank)
-			r = error_set(e, -EPROTO, "block %zu was not reported by rank %u that captures it", b,
-				      recipe->plan.blocks[b].rank);
-	return r;
+	return r ? r : check_reported(save, e);
 }
 
 static const struct block_report *first_conflict(const struct csave *save, size_t *ret_block)
@@ -416,68 +450,49 @@ static int save_digest(struct csave *save, struct error *e)
 	return r;
 }
 
-/* ---- copies --------------------------------------------------------------------------------------------------------- */
+/* ---- nodes that are lost ------------------------------------------------------------------------------------------- */
 
-static bool needs_copy(const struct csave *save, size_t b, uint32_t k)
+int save_list_nodes(const struct csave *save, struct list_buf *names)
 {
-	if (save->reports[b].flags & FILLED_ZERO)
-		return false;
-	return save->recipe->plan.blocks[b].holder_rank[k] == SAVE_COPIED || save->reports[b].conflict;
-}
-
-static int list_copies(struct csave *save, struct list_buf *lists)
-{
-	const struct save_plan *plan = &save->recipe->plan;
 	int r = 0;
 
-	for (size_t b = 0; !r && b < plan->n_blocks; b++) {
-		for (uint32_t k = 1; !r && k < save->recipe->copies; k++) {
-			struct elem_g_copy copy = { .block = (uint32_t)b,
-						    .digest = save->reports[b].digest,
-						    .bytes = plan->blocks[b].bytes,
-						    .crc = save->reports[b].crc,
-						    .from = plan->blocks[b].holder[0] };
+	for (size_t node = 0; !r && node < save->recipe->n_nodes; node++) {
+		struct elem_name name = { .name = view_str(save->recipe->nodes[node]) };
 
-			if (!needs_copy(save, b, k))
-				continue;
-			r = elem_g_copy_append(&lists[plan->blocks[b].holder[k]], &copy);
-			save->sent_bytes += copy.bytes;
-		}
+		r = elem_name_append(names, &name);
 	}
 	return r;
 }
 
-static int save_copy(struct csave *save, struct error *e)
+void save_lose_node(struct csave *save, size_t node, const char *why)
+{
+	if (save->nodes[node].lost)
+		return;
+	save->nodes[node].lost = true;
+	save->n_lost++;
+	snprintf(save->nodes[node].why, sizeof(save->nodes[node].why), "%.150s", why);
+	logm(LOG_WARN, "save.node-lost", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " node=%s why=\"%s\"",
+	     save->save_id, save->group->name, save->bundle, save->step, save->recipe->nodes[node], why);
+}
+
+void save_lose_called(struct csave *save, const struct fan_call *calls, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (fan_lost(&calls[i]))
+			save_lose_node(save, calls[i].index, calls[i].error.text);
+}
+
+int save_block_lost(const struct csave *save, size_t block, struct error *e)
 {
 	const struct recipe *recipe = save->recipe;
-	struct list_buf *lists = calloc(recipe->n_nodes + 1, sizeof(*lists)), names = { 0 };
-	struct fan_call *calls = fan_new(recipe->n_nodes);
-	size_t n = 0;
-	int r = lists && calls ? list_copies(save, lists) : -ENOMEM;
+	const struct save_block *planned = &recipe->plan.blocks[block];
+	const struct view *name = &recipe->catalog.items[recipe->catalog.uniques[planned->unique].item].name;
+	size_t node = planned->holder[0];
 
-	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		struct elem_name name = { .name = view_str(recipe->nodes[node]) };
-
-		r = elem_name_append(&names, &name);
-	}
-	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		struct msg_g_copy copy = { .save_id = save->save_id,
-					   .nodes = list_buf_view(&names),
-					   .blocks = list_buf_view(&lists[node]) };
-
-		if (!lists[node].count)
-			continue;
-		calls[n].node = recipe->nodes[node];
-		r = msg_g_copy_encode(&copy, &calls[n++].body);
-	}
-	if (!r)
-		r = fan_out(save->group->groups, MSG_G_COPY, calls, n, drain_deadline(save), e);
-	for (size_t node = 0; lists && node < recipe->n_nodes; node++)
-		list_buf_fini(&lists[node]);
-	list_buf_fini(&names);
-	free(lists);
-	fan_free(calls, n);
-	return r;
+	for (uint32_t k = 1; k < recipe->copies && !save->nodes[node].lost; k++)
+		node = planned->holder[k];
+	return error_set(e, -ERR_ENODE, "item \"%.*s\" of step %" PRIu64 " is lost: its last copy was on node %s: %s",
+			 (int)name->len, name->ptr, save->step, recipe->nodes[node], save->nodes[node].why);
 }
 
 /* ---- the itinerary -------------------------------------------------------------------------------------------------- */
@@ -488,10 +503,40 @@ static int reach(struct csave *save, enum save_state state, struct error *e)
 	return save_tell(save, state, 0, "", true, e);
 }
 
-static int save_run(void *arg)
+/* What is durable is more than staged: with too few copies, or a root that was found, the one comes with the other. */
+static void end_durable(struct csave *save)
 {
-	struct csave *save = arg;
-	struct error *e = &save->run_error;
+	if (save->state == SAVE_CAPTURED)
+		enter(save, SAVE_STAGED);
+	enter(save, SAVE_DURABLE);
+}
+
+/* From captured to durable: what survives nodes, ranks and, by a successor who begins here, the coordinator. */
+static int save_finish(struct csave *save, struct error *e)
+{
+	unsigned seen;
+	int r;
+
+	do {
+		seen = save->n_lost;
+		r = save_copy(save, e); /* until every block has its R verified holders */
+		if (!r)
+			r = save_keep(save, e); /* what a successor needs */
+	} while (!r && save->n_lost != seen);
+	if (r)
+		return r;
+	point_reached(POINT_SAVE_STAGED);
+	r = save->short_of_copies ? 0 : reach(save, SAVE_STAGED, e);
+	if (!r)
+		r = save_publish(save, drain_deadline(save), e); /* slot, packs, segments, root, index */
+	if (r)
+		return r;
+	end_durable(save);
+	return 0;
+}
+
+static int save_capture_all(struct csave *save, struct error *e)
+{
 	bool hinted;
 	int r;
 
@@ -517,23 +562,29 @@ static int save_run(void *arg)
 	r = reach(save, SAVE_CAPTURED, e); /* from here on the job may die: the daemons finish alone */
 	if (r)
 		return r;
+	return hinted ? save_digest(save, e) : 0;
+}
 
-	r = hinted ? save_digest(save, e) : 0;
-	if (r)
-		return r;
-	r = save_copy(save, e); /* until every block has its R verified holders */
-	if (r)
-		return r;
-	point_reached(POINT_SAVE_STAGED);
-	r = reach(save, SAVE_STAGED, e);
-	if (r)
-		return r;
+static int save_run(void *arg)
+{
+	struct csave *save = arg;
+	struct error *e = &save->run_error;
+	int r;
 
-	r = save_publish(save, drain_deadline(save), e); /* slot, packs, segments, root, index */
-	if (r)
-		return r;
-	enter(save, SAVE_DURABLE);
-	return 0;
+	if (save->resumed) {
+		bool published = false;
+
+		r = takeover_find_holders(save, &published, e);
+		if (!r && published) {
+			end_durable(save);
+			return 0;
+		}
+	} else {
+		r = save_capture_all(save, e);
+		if (!r)
+			save_begin_holders(save);
+	}
+	return r ? r : save_finish(save, e);
 }
 
 /* Burns the slot of a save that failed; a root that stands there already says that it was published after all. */
@@ -561,6 +612,25 @@ static int save_give_slot_back(struct csave *save, int result)
 	return result;
 }
 
+/* For members that ask later. */
+static void remember_end(const struct csave *save, int result)
+{
+	struct groups *groups = save->group->groups;
+	struct ended_save *ended = &groups->ended[groups->n_ended++ % ENDED_MAX];
+
+	*ended = (struct ended_save){ .save_id = save->save_id,
+				      .version = save->version,
+				      .state = save->state,
+				      .code = result };
+	snprintf(ended->words, sizeof(ended->words), "%.150s", result ? save->error.text : "");
+}
+
+/* A captured save whose coordinator was overtaken is the successor's: it goes on there, and nobody is told that it failed. */
+static bool is_overtaken(const struct csave *save, int result)
+{
+	return result == -ERR_ESTALEEPOCH && (save->state == SAVE_CAPTURED || save->state == SAVE_STAGED);
+}
+
 /* Says how it ended, to everybody who still waits; gives the slot back if nothing was published. */
 static void save_settle(struct csave *save, int result)
 {
@@ -573,8 +643,9 @@ static void save_settle(struct csave *save, int result)
 		(void)error_set(&save->error, result, "%s", error_meaning(result));
 	if (result && result != -ERR_EUNINDEXED && save->slot_open)
 		result = save_give_slot_back(save, result);
+	bool overtaken = is_overtaken(save, result);
 	if (result == -ERR_EUNINDEXED)
-		enter(save, SAVE_DURABLE);
+		end_durable(save);
 	else if (result)
 		enter(save, SAVE_FAILED), save_mark_failed(save, result);
 	logm(result ? LOG_WARN : LOG_INFO, "save.end",
@@ -582,7 +653,11 @@ static void save_settle(struct csave *save, int result)
 	     save->save_id, save->group->name, save->bundle, save->step, save_state_name(save->state), save->version,
 	     result ? save->error.text : "");
 	trace_ended(save, result);
-	(void)save_tell(save, save->state, result, save->error.text, false, NULL);
+	remember_end(save, result);
+	if (overtaken)
+		member_overtaken(save->group->groups, save->save_id);
+	else
+		(void)save_tell(save, save->state, result, save->error.text, false, NULL);
 	if (!result)
 		point_reached(POINT_SAVE_TOLD);
 }

@@ -57,23 +57,23 @@ static int collect_stats(const struct csave *save, struct list_buf *stats)
 }
 
 /* The nodes to tell: those of the plan, or those that have offered when there is no plan yet. */
-static size_t list_nodes(const struct csave *save, const char **names)
+static size_t list_nodes(const struct csave *save, struct fan_call *calls)
 {
 	const struct recipe *recipe = save->recipe;
 	size_t n = 0;
 
 	for (size_t node = 0; recipe->n_nodes && recipe->plan.node_receive_bytes && node < recipe->n_nodes; node++)
-		if (save_takes_part(save, node))
-			names[n++] = recipe->nodes[node];
+		if (save_takes_part(save, node) && !save->nodes[node].lost)
+			calls[n].index = node, calls[n++].node = recipe->nodes[node];
 	if (n)
 		return n;
 	for (uint32_t rank = 0; rank < recipe->n_ranks; rank++) {
 		bool skip = !save->offered[rank];
 
 		for (size_t i = 0; !skip && i < n; i++)
-			skip = !strcmp(names[i], save->ranks[rank].node);
+			skip = !strcmp(calls[i].node, save->ranks[rank].node);
 		if (!skip)
-			names[n++] = save->ranks[rank].node;
+			calls[n++].node = save->ranks[rank].node;
 	}
 	return n;
 }
@@ -98,8 +98,6 @@ static void tell_once(struct groups *groups, struct fan_call *calls, size_t *lef
 int save_tell(struct csave *save, enum save_state stage, int code, const char *words, bool must, struct error *e)
 {
 	struct groups *groups = save->group->groups;
-	_cleanup_(cleanup_mem)
-		const char **names = calloc(save->recipe->n_nodes + save->recipe->n_ranks + 1, sizeof(*names));
 	struct list_buf stats = { 0 };
 	struct msg_g_stage tell = { .tenant = view_str(save->group->tenant),
 				    .group = view_str(save->group->name),
@@ -110,18 +108,19 @@ int save_tell(struct csave *save, enum save_state stage, int code, const char *w
 				    .stage = stage,
 				    .code = (uint32_t)-code,
 				    .words = view_str(words),
-				    .version = save->version };
-	size_t n = names ? list_nodes(save, names) : 0, left = n;
-	struct fan_call *calls = fan_new(n);
-	int r = names && calls ? collect_stats(save, &stats) : -ENOMEM;
+				    .version = save->version,
+				    .epoch = save->group->epoch };
+	struct fan_call *calls = fan_new(save->recipe->n_nodes + save->recipe->n_ranks);
+	size_t n = calls ? list_nodes(save, calls) : 0, left = n;
+	int r = calls ? collect_stats(save, &stats) : -ENOMEM;
 
 	tell.stats = list_buf_view(&stats);
-	for (size_t i = 0; !r && i < n; i++) {
-		calls[i].node = names[i];
+	for (size_t i = 0; !r && i < n; i++)
 		r = msg_g_stage_encode(&tell, &calls[i].body);
+	if (!r && must) {
+		r = fan_survive(groups, MSG_G_STAGE, calls, n, env_in_ms(groups->env, SETTLE_MS), e);
+		save_lose_called(save, calls, n);
 	}
-	if (!r && must)
-		r = fan_out(groups, MSG_G_STAGE, calls, n, env_in_ms(groups->env, SETTLE_MS), e);
 	for (int attempt = 0; !r && !must && left && attempt < TELL_ATTEMPTS; attempt++)
 		tell_once(groups, calls, &left);
 	fan_free(calls, n);

@@ -57,11 +57,15 @@
 	X(70, G_RESERVE) /* msg_g_reserve -> msg_g_reserve_reply. From the coordinator, as the next ones */ \
 	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                          \
 	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
-	X(73, G_COPY)  /* msg_g_copy -> empty */                                             \
+	X(73, G_COPY)  /* msg_g_copy -> msg_numbers: the blocks that came */                 \
 	X(74, G_UPLOAD) /* msg_g_upload -> empty */                                          \
 	X(75, G_STAGE) /* msg_g_stage -> empty */                                            \
 	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */ \
-	X(77, G_ASK)   /* msg_save_id -> empty; -ENOENT. To the coordinator: is the save under way */
+	X(77, G_ASK)   /* msg_g_ask -> msg_g_end; -ENOENT. To the coordinator: how is the save */ \
+	X(78, G_KEEP)  /* msg_g_keep -> msg_save_reply. From the coordinator: what a successor needs */ \
+	X(79, G_RECOVER) /* msg_g_recover -> msg_g_recover_reply. From a successor, as the next ones: what is under way */ \
+	X(80, G_KEPT)  /* msg_save_id -> msg_g_keep */                                       \
+	X(81, G_HELD)  /* msg_save_id -> msg_numbers: the blocks that the node holds */
 
 /* clang-format on */
 enum msg_type {
@@ -201,20 +205,43 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_g_receive(F) F(u32, block) F(u32, bytes)
 #define MSG_g_reserve(F)                                                                                           \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) \
-	F(u32, cached) F(list, blocks) F(list, receives) F(u32, queue) F(u32, room_ms)
+	F(u32, cached) F(list, blocks) F(list, receives) F(u32, queue) F(u32, room_ms) F(u64, epoch)
 #define MSG_g_reserve_reply(F) F(u32, need_items) F(u32, full) F(str, words)
-#define MSG_g_capture(F) F(u64, save_id) F(u32, hinted)
+#define MSG_g_capture(F) F(u64, save_id) F(u32, hinted) F(u64, epoch)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled)
-#define MSG_save_id(F)	       F(u64, save_id)
+#define MSG_save_id(F)	       F(u64, save_id) F(u64, epoch)
 #define ELEM_g_copy(F)	       F(u32, block) F(digest, digest) F(u32, bytes) F(u32, crc) F(u32, from)
 #define ELEM_name(F)	       F(str, name)
-#define MSG_g_copy(F)	       F(u64, save_id) F(list, nodes) F(list, blocks) /* from: index into nodes */
+/* from: index into nodes. A node that the plan did not name learns here of which save it holds copies. */
+#define MSG_g_copy(F)                                                                                          \
+	F(u64, save_id) F(list, nodes) F(list, blocks) F(u64, epoch) F(str, tenant) F(str, group) F(u64, incarnation) \
+	F(str, bundle) F(u64, step)
+#define MSG_numbers(F)	       F(list, numbers) /* of u32, rising */
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
-#define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks)
+#define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks) F(u64, epoch)
 #define MSG_g_stage(F)                                                                                                   \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u32, stage)      \
-	F(u32, code) F(str, words) F(u64, version) F(list, stats)
+	F(u32, code) F(str, words) F(u64, version) F(list, stats) F(u64, epoch)
+#define MSG_g_ask(F) F(u64, save_id) F(str, tenant) F(str, group)
+#define MSG_g_end(F) F(u32, stage) F(u32, code) F(str, words) F(u64, version) /* stage: a state that it has reached */
+
+/*
+ * What a successor needs to finish a captured save: lists, nodes and copies, from which it makes the same plan (fingerprint), and what
+ * was captured. When `cached` is 1, ranks and places are empty and the keeper takes those that it has under `structure`, or answers
+ * need_items = 1. rank_node: u32 per rank, into places. reports: per block of the plan. slot: the number that was opened for it; a
+ * G_KEEP with fingerprint 0 tells that number alone.
+ */
+#define ELEM_place(F)  F(str, node) F(u32, domain) F(u64, store_rate)
+#define ELEM_report(F) F(digest, digest) F(u32, crc) F(u32, flags) F(u32, rank)
+#define MSG_g_keep(F)                                                                                              \
+	F(u64, save_id) F(u64, epoch) F(str, tenant) F(str, group) F(u64, incarnation) F(str, bundle) F(u64, step)    \
+	F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(u64, structure)            \
+	F(u64, fingerprint) F(u32, cached) F(list, ranks) F(list, places) F(list, rank_node) F(list, reports)       \
+	F(u64, diverged_blocks) F(u64, slot)
+#define MSG_g_recover(F)       F(str, tenant) F(str, group) F(u64, epoch)
+#define ELEM_g_recovered(F)    F(u64, save_id) F(u32, kept) F(str, bundle) F(u64, step) /* kept: this node has its G_KEEP */
+#define MSG_g_recover_reply(F) F(list, saves)
 
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
 #define ELEM_u32(F)	    F(u32, v)
@@ -239,10 +266,12 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(arena) X(stage) X(open) X(open_reply) X(items) X(items_reply) X(load) X(blocks) X(release) X(load_end) X(list)   \
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
-	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) X(collect_reply)
+	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
-	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)
+	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
+	X(place) X(report) X(g_recovered)
 
 /* clang-format on */
 

@@ -1,0 +1,444 @@
+/*
+ * group/takeover.c: a new coordinator finishes what the last one left.
+ *
+ * Having won the lease it asks every node which captured saves of the group are under way there; from then on these nodes refuse the
+ * last coordinator, should it still live. Who keeps what a successor needs (keep.c) gives it; from that the save goes on where
+ * captured saves go on. The slot that the last coordinator opened is settled first: it holds a root, and then the save is
+ * published, or a tombstone, and then it never will be under that number. A save that nobody kept fails, on all ranks.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/point.h"
+#include "group/member.h"
+
+#define AGAIN_MS 500 /* while the engine or the store is away */
+
+CLEANUP_OF(struct cgroup *, cgroup_put);
+CLEANUP_OF(struct csave *, csave_put);
+
+/* ---- a node's side ---------------------------------------------------------------------------------------------------- */
+
+static bool is_of(const struct msave *save, const struct msg_g_recover *recover)
+{
+	return view_equal(view_str(save->group->name), recover->group) &&
+	       view_equal(view_str(save->group->tenant), recover->tenant);
+}
+
+/* The save goes on under @from, or ends here when not all had captured it. */
+static int hand_over(struct msave *save, const char *from, uint64_t epoch, struct list_buf *list)
+{
+	if (save->state == SAVE_DURABLE || save->state == SAVE_FAILED)
+		return 0;
+	if (save->state < SAVE_CAPTURED && save->epoch == epoch)
+		return 0; /* a save of the new coordinator's own */
+	if (save->state < SAVE_CAPTURED) {
+		msave_fail(save, -ERR_ENODE, "the group has another coordinator, and not all ranks had captured");
+		return 0;
+	}
+	msave_adopt(save, from, epoch);
+	struct elem_g_recovered elem = { .save_id = save->save_id,
+					 .kept = save->kept.len > 0,
+					 .bundle = view_str(save->bundle),
+					 .step = save->step };
+	return elem_g_recovered_append(list, &elem);
+}
+
+static int serve_recover(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			 struct error *e)
+{
+	struct groups *groups = arg;
+	struct list_buf list = { 0 };
+	struct msg_g_recover recover;
+	struct msg_g_recover_reply reply;
+	int r = msg_g_recover_decode(body, &recover);
+
+	if (r)
+		return error_set(e, -EPROTO, "malformed G_RECOVER from %s", from);
+	coordinator_overtaken(groups, recover.tenant, recover.group, recover.epoch);
+	list_each(node, &groups->msaves) {
+		struct msave *save = list_entry(node, struct msave, link);
+
+		if (r || !is_of(save, &recover) || save->epoch > recover.epoch)
+			continue;
+		r = hand_over(save, from, recover.epoch, &list);
+	}
+	reply.saves = list_buf_view(&list);
+	if (!r)
+		r = msg_g_recover_reply_encode(&reply, answer);
+	list_buf_fini(&list);
+	return r;
+}
+
+/* ---- what is under way ------------------------------------------------------------------------------------------------ */
+
+struct found {
+	struct list link;
+	uint64_t save_id, step;
+	char *bundle;
+	const char *keeper; /* a node's name in the calls; NULL: none */
+};
+
+struct takeover {
+	struct cgroup *group;
+	struct fan_call *calls;
+	size_t n_calls;
+	struct node_info *infos; /* the calls' names lie here */
+	struct list found;
+};
+
+static void takeover_fini(struct takeover *t)
+{
+	list_each(node, &t->found) {
+		struct found *found = list_entry(node, struct found, link);
+
+		list_remove(&found->link);
+		free(found->bundle);
+		free(found);
+	}
+	fan_free(t->calls, t->n_calls);
+	free(t->infos);
+}
+
+static struct found *obtain_found(struct takeover *t, const struct elem_g_recovered *elem)
+{
+	list_each(node, &t->found) {
+		struct found *found = list_entry(node, struct found, link);
+
+		if (found->save_id == elem->save_id)
+			return found;
+	}
+	struct found *found = calloc(1, sizeof(*found));
+	if (!found)
+		return NULL;
+	found->save_id = elem->save_id;
+	found->step = elem->step;
+	found->bundle = view_dup(elem->bundle);
+	list_init(&found->link);
+	list_append(&t->found, &found->link);
+	return found;
+}
+
+static int take_found(struct takeover *t, const struct fan_call *call)
+{
+	struct msg_g_recover_reply reply;
+	struct elem_g_recovered elem;
+	int r = msg_g_recover_reply_decode(view_buf(&call->answer), &reply);
+
+	while (!r && (r = elem_g_recovered_next(&reply.saves, &elem)) == 0) {
+		struct found *found = obtain_found(t, &elem);
+
+		if (!found || !found->bundle)
+			return -ENOMEM;
+		if (elem.kept && !found->keeper)
+			found->keeper = call->node;
+	}
+	return r == 1 ? 0 : r;
+}
+
+/* Asks every node that is up. One that is silent is lost to the saves, as any that was lost before. */
+static int look(struct takeover *t, struct error *e)
+{
+	struct cgroup *group = t->group;
+	struct groups *groups = group->groups;
+	struct msg_g_recover recover = { .tenant = view_str(group->tenant),
+					 .group = view_str(group->name),
+					 .epoch = group->epoch };
+	size_t n = 0;
+	int r = cluster_nodes(groups->cluster, env_in_ms(groups->env, SETTLE_MS), &t->infos, &n, e);
+
+	t->calls = r ? NULL : fan_new(n);
+	if (!r && !t->calls)
+		r = -ENOMEM;
+	for (size_t i = 0; !r && i < n; i++) {
+		if (!t->infos[i].up)
+			continue;
+		t->calls[t->n_calls].node = t->infos[i].name;
+		r = msg_g_recover_encode(&recover, &t->calls[t->n_calls++].body);
+	}
+	if (!r)
+		fan_tell(groups, MSG_G_RECOVER, t->calls, t->n_calls, env_in_ms(groups->env, SETTLE_MS));
+	for (size_t i = 0; !r && i < t->n_calls; i++)
+		if (!t->calls[i].result)
+			r = take_found(t, &t->calls[i]);
+	return r;
+}
+
+/* ---- a save goes on --------------------------------------------------------------------------------------------------- */
+
+static int take_recipe(struct csave *save, const struct msg_g_keep *keep)
+{
+	struct list_view ranks = keep->ranks, places = keep->places, rank_node = keep->rank_node;
+	struct recipe *recipe = save->recipe;
+	struct elem_rank_offer rank;
+	struct elem_place place;
+	struct elem_u32 node;
+	uint32_t n = 0;
+	int r;
+
+	recipe->copies = keep->copies;
+	recipe->structure = keep->structure;
+	recipe->nodes = calloc(places.count + 1, sizeof(*recipe->nodes));
+	recipe->plan_nodes = calloc(places.count + 1, sizeof(*recipe->plan_nodes));
+	if (!recipe->nodes || !recipe->plan_nodes)
+		return -ENOMEM;
+	while ((r = elem_place_next(&places, &place)) == 0) {
+		if (place.node.len > NODE_NAME_MAX)
+			return -EPROTO;
+		memcpy(recipe->nodes[recipe->n_nodes], place.node.ptr, place.node.len);
+		recipe->plan_nodes[recipe->n_nodes].domain = place.domain;
+		recipe->plan_nodes[recipe->n_nodes++].store_rate = place.store_rate;
+	}
+	while (r == 1 && (r = elem_rank_offer_next(&ranks, &rank)) == 0) {
+		if (rank.rank >= recipe->n_ranks || recipe->lists[rank.rank].len)
+			return -EPROTO;
+		recipe->structures[rank.rank] = rank.structure;
+		r = put_list(&recipe->lists[rank.rank], &rank.items);
+		r = r ? r : 1;
+	}
+	while (r == 1 && (r = elem_u32_next(&rank_node, &node)) == 0) {
+		if (n >= recipe->n_ranks || node.v >= recipe->n_nodes)
+			return -EPROTO;
+		memcpy(save->ranks[n].node, recipe->nodes[node.v], sizeof(save->ranks[n].node));
+		recipe->rank_node[n++] = node.v;
+		r = 1;
+	}
+	return r != 1 ? r : n == recipe->n_ranks ? 0 : -EPROTO;
+}
+
+static int take_kept_reports(struct csave *save, struct list_view list)
+{
+	struct elem_report report;
+	size_t b = 0;
+	int r;
+
+	while ((r = elem_report_next(&list, &report)) == 0) {
+		if (b >= save->recipe->plan.n_blocks || report.rank >= save->recipe->n_ranks)
+			return -EPROTO;
+		save->reports[b++] = (struct block_report){ .digest = report.digest,
+							    .crc = report.crc,
+							    .flags = report.flags,
+							    .rank = report.rank,
+							    .reported = true };
+	}
+	return r != 1 ? r : b == save->recipe->plan.n_blocks ? 0 : -EPROTO;
+}
+
+static int fill_save(struct csave *save, struct cgroup *group, const struct msg_g_keep *keep)
+{
+	uint32_t n_ranks = keep->ranks.count;
+
+	save->refs = 1;
+	list_init(&save->link);
+	waitplace_init(&save->changed);
+	nursery_init(&save->flow, group->groups->env->loop);
+	save->group = cgroup_get(group);
+	save->save_id = keep->save_id;
+	save->step = keep->step;
+	save->parent = keep->parent;
+	save->incarnation = keep->incarnation;
+	save->copies = keep->copies;
+	save->policy = keep->policy;
+	save->flags = keep->flags;
+	save->diverged_blocks = keep->diverged_blocks;
+	save->state = SAVE_CAPTURED;
+	save->resumed = true;
+	save->begun_ns = env_now(group->groups->env);
+	save->bundle = view_dup(keep->bundle);
+	save->recipe = n_ranks && n_ranks <= GROUP_RANKS_MAX ? recipe_new(n_ranks) : NULL;
+	save->offered = calloc(n_ranks + 1, sizeof(*save->offered));
+	save->ranks = calloc(n_ranks + 1, sizeof(*save->ranks));
+	if (!save->bundle || !save->recipe || !save->offered || !save->ranks)
+		return -ENOMEM;
+	save->n_attributes = keep->attributes.count;
+	save->kept_slot = keep->slot;
+	return buf_append(&save->attributes, keep->attributes.bytes.ptr, keep->attributes.bytes.len);
+}
+
+static int resume_from(struct cgroup *group, const struct msg_g_keep *keep, struct error *e)
+{
+	_cleanup_(cleanup_csave_put) struct csave *save = calloc(1, sizeof(*save));
+	struct groups *groups = group->groups;
+	int r = save ? fill_save(save, group, keep) : -ENOMEM;
+
+	if (!r)
+		r = take_recipe(save, keep);
+	if (!r)
+		r = recipe_make(groups->env, save->recipe, e);
+	if (!r && save->recipe->plan.fingerprint != keep->fingerprint)
+		r = error_set(e, -EPROTO, "the plan comes out differently here");
+	if (!r)
+		r = save_planned(save);
+	if (!r)
+		r = take_kept_reports(save, keep->reports);
+	if (!r)
+		r = fiber_start(&groups->flows, "save-life", save_life, save);
+	if (r)
+		return r;
+	logm(LOG_INFO, "save.resumed", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " epoch=%" PRIu64,
+	     save->save_id, group->name, save->bundle, save->step, group->epoch);
+	struct csave *started = TAKE(save);
+	list_append(&group->saves, &started->link);
+	return 0;
+}
+
+static int resume(struct takeover *t, const struct found *found, struct error *e)
+{
+	struct groups *groups = t->group->groups;
+	struct msg_save_id id = { .save_id = found->save_id, .epoch = t->group->epoch };
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct msg_g_keep keep;
+	int r = found->keeper ? msg_save_id_encode(&id, &body) : -ENOENT;
+
+	if (!r)
+		r = cluster_call(groups->cluster, found->keeper, MSG_G_KEPT, view_buf(&body),
+				 env_in_ms(groups->env, DRAIN_TIMEOUT_MS), &answer, e);
+	if (!r)
+		r = msg_g_keep_decode(view_buf(&answer), &keep);
+	return r ? r : resume_from(t->group, &keep, e);
+}
+
+/* Nobody can finish it: its ranks are told so, by way of the nodes that know of it. */
+static void give_up(struct takeover *t, const struct found *found, int code, const char *why)
+{
+	struct groups *groups = t->group->groups;
+	struct fan_call *calls = fan_new(t->n_calls);
+	struct error words = { 0 };
+	struct msg_g_stage stage = { .tenant = view_str(t->group->tenant),
+				     .group = view_str(t->group->name),
+				     .save_id = found->save_id,
+				     .bundle = view_str(found->bundle),
+				     .step = found->step,
+				     .stage = SAVE_FAILED,
+				     .code = (uint32_t)-code,
+				     .epoch = t->group->epoch };
+
+	(void)error_set(&words, code,
+			"step %" PRIu64
+			" of %s: node %s, which coordinated it, was lost, and its successor cannot finish it: %s",
+			found->step, found->bundle, t->group->before, why);
+	stage.words = view_str(words.text);
+	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s why=\"%s\"", found->save_id, t->group->name, why);
+	for (size_t i = 0; calls && i < t->n_calls; i++) {
+		calls[i].node = t->calls[i].node;
+		(void)msg_g_stage_encode(&stage, &calls[i].body);
+	}
+	if (calls)
+		fan_tell(groups, MSG_G_STAGE, calls, t->n_calls, env_in_ms(groups->env, SETTLE_MS));
+	fan_free(calls, t->n_calls);
+}
+
+int takeover_run(void *arg)
+{
+	_cleanup_(cleanup_cgroup_put) struct cgroup *group = arg;
+	struct env *env = group->groups->env;
+	int r = -EAGAIN;
+
+	while (r && r != -ECANCELED && !group->lost) {
+		struct takeover t = { .group = group };
+		struct error e = { 0 };
+
+		list_init(&t.found);
+		r = look(&t, &e);
+		list_each(node, &t.found) {
+			const struct found *found = list_entry(node, struct found, link);
+			struct error why = { 0 };
+			if (r || coordinator_knows(group, found->save_id))
+				continue; /* one of its own, or the second look at it */
+			int resumed = resume(&t, found, &why);
+
+			if (resumed && resumed && resumed != -ECANCELED)
+				give_up(&t, found, -ERR_ENODE,
+					found->keeper ? why.text : "nobody keeps what it needs for that");
+		}
+		takeover_fini(&t);
+		if (r && r != -ECANCELED)
+			(void)fiber_sleep_until(env_in_ms(env, AGAIN_MS));
+	}
+	group->recovering = false;
+	wake_all(&group->changed);
+	return 0;
+}
+
+/* ---- where its blocks are, and its slot ------------------------------------------------------------------------------- */
+
+static int take_held(struct csave *save, size_t node, struct view answer)
+{
+	struct msg_numbers held;
+	struct elem_u32 number;
+	int r = msg_numbers_decode(answer, &held);
+
+	while (!r && (r = elem_u32_next(&held.numbers, &number)) == 0) {
+		if (number.v >= save->recipe->plan.n_blocks)
+			return -EPROTO;
+		struct block_report *report = &save->reports[number.v];
+
+		if (report->n_holders < PLAN_COPIES_MAX)
+			report->holders[report->n_holders++] = (uint32_t)node;
+	}
+	return r == 1 ? 0 : r;
+}
+
+static int ask_holders(struct csave *save)
+{
+	const struct recipe *recipe = save->recipe;
+	struct groups *groups = save->group->groups;
+	struct msg_save_id id = { .save_id = save->save_id, .epoch = save->group->epoch };
+	struct fan_call *calls = fan_new(recipe->n_nodes);
+	int r = calls ? 0 : -ENOMEM;
+
+	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
+		calls[node].node = recipe->nodes[node];
+		r = msg_save_id_encode(&id, &calls[node].body);
+	}
+	if (!r)
+		fan_tell(groups, MSG_G_HELD, calls, recipe->n_nodes, env_in_ms(groups->env, SETTLE_MS));
+	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
+		if (calls[node].result)
+			save_lose_node(save, node,
+				       calls[node].result == -ENOENT ? "it was started anew" : calls[node].error.text);
+		else
+			r = take_held(save, node, view_buf(&calls[node].answer));
+		save->nodes[node].joined = !calls[node].result && !save_takes_part(save, node);
+	}
+	fan_free(calls, recipe->n_nodes);
+	return r;
+}
+
+/* Of the last coordinator's root and our tombstone exactly one is under the slot's number. */
+static int settle_slots(struct csave *save, bool *ret_published, struct error *e)
+{
+	struct groups *groups = save->group->groups;
+	uint64_t deadline_ns = env_in_ms(groups->env, DRAIN_TIMEOUT_MS), number = 0;
+	int r;
+
+	for (;;) {
+		r = slot_settle(groups->bundles, view_str(save->group->tenant), view_str(save->bundle), save->save_id,
+				save->kept_slot, env_in_ms(groups->env, SETTLE_MS), &number, e);
+		if (!r || r == -ECANCELED || env_now(groups->env) >= deadline_ns)
+			break;
+		r = fiber_sleep_until(env_in_ms(groups->env, AGAIN_MS)); /* the engine is away, or the store */
+		if (r)
+			break;
+	}
+	*ret_published = !r && number;
+	if (*ret_published)
+		save->version = number;
+	return r;
+}
+
+int takeover_find_holders(struct csave *save, bool *ret_published, struct error *e)
+{
+	int r = ask_holders(save);
+
+	point_reached(POINT_SAVE_RESUMED);
+	return r ? r : settle_slots(save, ret_published, e);
+}
+
+void takeover_serve(struct groups *groups)
+{
+	cluster_serve(groups->cluster, MSG_G_RECOVER, serve_recover, groups);
+}
