@@ -453,7 +453,7 @@ static int publish(struct csave *save, struct version *version, const struct fen
 	for (;;) {
 		r = slot_publish(save->group->groups->bundles, &save->slot, version, fence, deadline_ns, e);
 		if (!is_away(r))
-			return r;
+			return r ? fail_here(save, r, e) : 0;
 		int paused = pause_for_engine(save, deadline_ns);
 		if (paused)
 			return paused == -ETIMEDOUT ? r : paused;
@@ -480,5 +480,5 @@ int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 		save->version = version->number;
 		save->stored_bytes = version->stored_bytes;
 	}
-	return r ? fail_here(save, r, e) : 0;
+	return r;
 }
