@@ -148,7 +148,7 @@ static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struc
 	_cleanup_(buf_fini) struct buf record = { 0 };
 
 	shelf_save(shelf, bundle, 1);
-	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
+	take_lease(shelf, &fence, &record, 11, 8000);
 	uint64_t given_back = open_slot(shelf, 0x100, 0, &fence);
 	look_around(other);
 	collect(other);
@@ -157,10 +157,10 @@ static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struc
 	look_around(other);
 	EXPECT_INT(root_state(other, given_back), ROOT_BURNED);
 
-	take_lease(shelf, &fence, &record, 12, META_LEASE_MAX_MS);
+	take_lease(shelf, &fence, &record, 12, 8000);
 	uint64_t overtaken = open_slot(shelf, 0x101, 0, &fence);
 	give_lease(shelf, 12);
-	take_lease(shelf, &fence, &record, 13, META_LEASE_MAX_MS);
+	take_lease(shelf, &fence, &record, 13, 8000);
 	uint64_t successors = open_slot(shelf, 0x102, 0, &fence);
 	look_around(other);
 	EXPECT_INT(root_state(other, overtaken), ROOT_BURNED);
@@ -226,7 +226,7 @@ static void the_parent_of_an_open_save_is_not_deleted(struct shelf *shelf, struc
 	_cleanup_(buf_fini) struct buf record = { 0 };
 
 	shelf_save(shelf, bundle, 1);
-	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
+	take_lease(shelf, &fence, &record, 11, 8000);
 	open_slot(shelf, 0x100, 1, &fence);
 	EXPECT_CALL(delete_it(other, 1, e), -EBUSY, e);
 	EXPECT(strstr(e->text, "parent of a save"));
@@ -419,7 +419,7 @@ static void what_dead_saves_left_is_swept_and_nothing_else(struct shelf *shelf, 
 	_cleanup_(buf_fini) struct buf record = { 0 };
 
 	shelf_save(shelf, bundle, 1);
-	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
+	take_lease(shelf, &fence, &record, 11, 8000);
 	uint64_t cut = cut_save(shelf, 2, &fence);
 	EXPECT_INT(count_keys(shelf).packs, 4);
 	EXPECT_INT(collect(other).freed, 0); /* its coordinator lives: it may go on */

@@ -46,7 +46,7 @@ enum { META_CONFLICT = 1, META_HELD = 2, META_MORE = 3 };
  * META_LEASE_MAX_MS, so nobody else is granted before that (its own renewal is). A TXN may expect a lease record, which
  * fences out an overtaken holder. A released lease's record has holder 0. Only LEASE and RELEASE write these records.
  */
-#define META_LEASE_MAX_MS 5500
+#define META_LEASE_MAX_MS 10000
 struct meta_lease_record {
 	uint8_t holder_le[8], epoch_le[8];
 };
