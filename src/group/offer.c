@@ -327,13 +327,15 @@ static bool holds_on(const struct csave *save, const char *node)
 	return false;
 }
 
-/* Saves stand in the order in which they began. */
+/* Saves stand in the order in which they began: one that came later is not dropped, though it may be captured first. */
 static struct csave *oldest_undurable(const struct csave *save, const char *node)
 {
 	list_each(link, &save->group->saves) {
 		struct csave *other = list_entry(link, struct csave, link);
 
-		if (other != save && (other->state == SAVE_CAPTURED || other->state == SAVE_STAGED) && !other->failed &&
+		if (other == save)
+			break;
+		if ((other->state == SAVE_CAPTURED || other->state == SAVE_STAGED) && !other->failed &&
 		    !other->publishing && !other->ending && holds_on(other, node))
 			return other;
 	}
