@@ -10,14 +10,15 @@
 #include "sim/history_suite.h"
 #include "sim/inside.h"
 
-#define GREET_MS  10000
-#define CALL_MS	  20000 /* what a daemon has for a call; it may take SLACK_MS longer */
-#define SLACK_MS  10000
-#define LOAD_MS	  700000
-#define WORK_NS	  (300 * NS_PER_US)
-#define PAGE	  3 /* so that lists have several */
-#define WANTS_MAX (2 * ITEMS_MOST)
-#define UNTOUCHED 0xee
+#define GREET_MS   10000
+#define CALL_MS	   20000 /* what a daemon has for a call; it may take SLACK_MS longer */
+#define COLLECT_MS 120000
+#define SLACK_MS   10000
+#define LOAD_MS	   700000
+#define WORK_NS	   (300 * NS_PER_US)
+#define PAGE	   3 /* so that lists have several */
+#define WANTS_MAX  (2 * ITEMS_MOST)
+#define UNTOUCHED  0xee
 
 /* ---- the shell ---- */
 
@@ -319,6 +320,9 @@ int client_read(struct client *c, unsigned bundle, const char *spec)
 	r = check_items(c, open.handle, a);
 	if (!r)
 		r = client_load(c, NULL, open.handle, a, 0, 0);
+	if (r == -ERR_EDELETED && c->h->calm)
+		history_fail(c->h, "version %" PRIu64 " of %s was deleted while it was open", open.number,
+			     bundle_names[bundle]);
 	close_version(c, open.handle);
 	return r;
 }
@@ -354,7 +358,7 @@ int client_list(struct client *c, unsigned bundle, struct buf *text)
 	int r = 0;
 
 	for (unsigned i = 0; i < h->n_attempts; i++)
-		if (h->attempts[i]->bundle == bundle && h->attempts[i]->durable && !h->attempts[i]->dying)
+		if (h->attempts[i]->bundle == bundle && h->attempts[i]->durable && !truth_may_go(h, h->attempts[i]))
 			promised[n++].a = h->attempts[i];
 	for (bool more = true; more && !r;) {
 		_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
@@ -379,9 +383,32 @@ int client_list(struct client *c, unsigned bundle, struct buf *text)
 	if (r == -ENOENT) /* no such bundle */
 		r = 0;
 	for (unsigned i = 0; !r && i < n; i++)
-		if (!promised[i].listed && !promised[i].a->dying)
+		if (!promised[i].listed && !truth_may_go(h, promised[i].a))
 			history_fail(h, "durable version %" PRIu64 " of %s is not listed", promised[i].a->version,
 				     bundle_names[bundle]);
 	free(promised);
 	return r;
+}
+
+int client_collect(struct client *c)
+{
+	struct history *h = c->h;
+	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	const struct msg_collect m = { 0 };
+	struct msg_collect_reply reply;
+	struct elem_stat figure;
+	int r = client_call(c, MSG_COLLECT, &body, msg_collect_encode(&m, &body), COLLECT_MS, &answer);
+
+	if (r)
+		return r;
+	CHECK(!msg_collect_reply_decode(view_buf(&answer), &reply));
+	while (!elem_stat_next(&reply.counts, &figure)) {
+		if (figure.value && view_equal(figure.name, view_str("packs_missing")))
+			history_fail(h, "%" PRIu64 " packs of versions are missing", figure.value);
+		if (figure.value && view_equal(figure.name, view_str("objects_freed")))
+			history_deed(h, DEED_COLLECTED);
+		if (figure.value && view_equal(figure.name, view_str("tombstones_folded")))
+			history_deed(h, DEED_FOLDED);
+	}
+	return 0;
 }

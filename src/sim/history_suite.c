@@ -409,7 +409,10 @@ static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
 		snprintf(spec, sizeof(spec), "%" PRIu64, a->version);
 		r = client_read(c, bundle, spec);
 		bool absent = r == -ENOENT || r == -ERR_EDELETED;
-		if (absent && a->dying) {
+		if (absent && truth_may_go(h, a)) {
+			if (!a->dying)
+				history_deed(h, DEED_RULE_DELETED);
+			a->dying = true;
 			a->gone_ns = h->world->now_ns;
 			r = 0;
 			continue;
@@ -549,6 +552,88 @@ static int rebuild(struct history *h)
 	return wait_ready(h);
 }
 
+static uint64_t object_bytes(struct backend *backend, const char *key)
+{
+	struct backend_req *req = must_alloc(sizeof(*req));
+	struct waitplace place;
+
+	waitplace_init(&place);
+	*req = (struct backend_req){ .op = BACKEND_HEAD, .dst = &place, .finish = wake_lister };
+	snprintf(req->key, sizeof(req->key), "%s", key);
+	backend_submit(backend, req);
+	(void)wait_at_shielded(&place, FOREVER);
+	uint64_t bytes = req->result ? 0 : req->size;
+	free(req);
+	return bytes;
+}
+
+/* Bytes of all packs in the store, and of the largest. */
+static uint64_t pack_bytes(struct history *h, struct env *env, uint64_t *ret_largest)
+{
+	_cleanup_(buf_fini) struct buf keys = { 0 };
+	struct backend *backend;
+	uint64_t sum = 0;
+
+	*ret_largest = 0;
+	if (list_store(h, env, &keys))
+		return 0;
+	CHECK(!(h->model_store ? model_backend_open(env, h->store, &backend) :
+				 backend_dir_open(env, STORE, true, &backend, NULL)));
+	for (const char *at = (char *)keys.ptr; at < (char *)keys.ptr + keys.len; at += strlen(at) + 1) {
+		uint64_t bytes = strstr(at, "/p/") ? object_bytes(backend, at) : 0;
+
+		sum += bytes;
+		*ret_largest = bytes > *ret_largest ? bytes : *ret_largest;
+	}
+	backend_free(backend);
+	return sum;
+}
+
+static int live_bytes(struct client *c, uint64_t *ret)
+{
+	int r = 0;
+
+	for (unsigned bundle = 0; !r && bundle < BUNDLES; bundle++) {
+		_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+		struct msg_list m = { .bundle = view_str(bundle_names[bundle]) };
+		struct msg_list_reply reply;
+		struct elem_version version;
+
+		r = client_call(c, MSG_LIST, &body, msg_list_encode(&m, &body), VERIFY_MS, &answer);
+		if (r == -ENOENT) {
+			r = 0;
+			continue;
+		}
+		if (!r)
+			CHECK(!msg_list_reply_decode(view_buf(&answer), &reply));
+		while (!r && !elem_version_next(&reply.versions, &version))
+			*ret += version.stored_bytes;
+	}
+	return r;
+}
+
+/* After a collection the store holds at most twice what lives, and a pack for each node. */
+static int judge_space(struct history *h)
+{
+	struct person *person = person_born(h, 0);
+	uint64_t live = 0, largest, stored;
+	struct client c;
+	int r = client_begin(&c, h, person->env, h->nodes[0].socket);
+
+	if (!r)
+		r = client_collect(&c);
+	if (!r)
+		r = live_bytes(&c, &live);
+	client_end(&c);
+	if (r)
+		history_fail(h, "n0 does not collect in a healthy world: %s", error_name(r));
+	stored = r ? 0 : pack_bytes(h, person->env, &largest);
+	if (!r && stored > 2 * live + h->n_nodes * largest)
+		history_fail(h, "the store has %" PRIu64 " bytes of packs for %" PRIu64 " that live", stored, live);
+	person_gone(person);
+	return r;
+}
+
 static int judge_all(struct history *h)
 {
 	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
@@ -562,6 +647,8 @@ static int judge_all(struct history *h)
 	}
 	if (!r)
 		r = job_run(h, true); /* the next save works */
+	if (!r)
+		r = judge_space(h); /* also: no rule is left to be applied while the two listings are made */
 	buf_fini(&before);
 	if (!r)
 		r = judge(h, 0, &before);
@@ -660,6 +747,7 @@ static void draw_history(struct history *h)
 		snprintf(n->listen, sizeof(n->listen), "tcp:10.0.0.%u:7000", i);
 		snprintf(n->socket, sizeof(n->socket), "unix:/run/n%u", i);
 	}
+	h->ruled = world_random(w, 3) == 0;
 	h->point = (enum point)world_random(w, POINTS);
 	h->point_count = 1 + (unsigned)world_random(w, 3);
 	if (h->calm)

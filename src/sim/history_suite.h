@@ -22,6 +22,7 @@
 #define BUNDLES	    2
 #define LABELS	    2
 #define ITEMS_MOST  6
+#define RULES_MAX   64 /* of a bundle */
 #define NUMBERS_MAX 64 /* versions in a bundle */
 #define TENANT	    "default"
 
@@ -49,6 +50,10 @@
 	X(STORE_LOST_POWER, "the shared store lost power")                     \
 	X(ENGINE_LOST, "the meta engine lost all and was rebuilt")             \
 	X(DAMAGE_FOUND, "verify found a rotten byte")                          \
+	X(RULE_SET, "a rule of what to keep was set")                          \
+	X(RULE_DELETED, "a rule deleted a version")                            \
+	X(COLLECTED, "collection freed an object")                             \
+	X(FOLDED, "collection folded tombstones into a floor")                 \
 	X(HISTORY_CALM, "a history without faults, in which all must succeed") \
 	X(SAVE_SKIPPED, "a save was skipped for want of room")                 \
 	X(SAVE_SUPERSEDED, "a save was dropped for a newer one")
@@ -102,7 +107,9 @@ struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step,
 struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t number); /* NULL: not known */
 #define TRUTH_HALF_POOL 32		      /* structure % 64: two such saves do not fit into a small pool at once */
 bool truth_is_large(const struct attempt *a); /* its first item is a replica of which samples see a part */
-bool truth_lies(const struct attempt *a);     /* replicas differ */
+/* May it be gone by now: by a deletion that was asked for, or by a rule that was set? */
+bool truth_may_go(const struct history *h, const struct attempt *a);
+bool truth_lies(const struct attempt *a); /* replicas differ */
 /* The item as @rank offers it, and its boxes there: how many. */
 struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank);
 unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t rank, struct box ret[BOXES_MAX]);
@@ -147,6 +154,9 @@ int client_load(struct client *c, struct core_group *group, uint64_t handle, con
 /* Looks at the whole version: items, bytes. @a: what it must be. */
 int client_read(struct client *c, unsigned bundle, const char *spec);
 int client_list(struct client *c, unsigned bundle, struct buf *ret_text); /* checks; appends all that it says */
+
+/* Collects now: what it found and freed is noted; packs that are missing fail the history. */
+int client_collect(struct client *c);
 
 /* ---- rank_suite.c ---- */
 
@@ -194,6 +204,11 @@ struct history {
 		uint64_t possible[NUMBERS_MAX]; /* numbers that it may have; the first is certain if n is 1 */
 		unsigned n;
 	} labels[BUNDLES][LABELS];
+	struct {
+		uint64_t last, every;
+	} rules[BUNDLES][RULES_MAX]; /* that may have been in force at some time */
+	unsigned n_rules[BUNDLES];
+	bool ruled; /* the operator of this history sets rules */
 	uint64_t staged_structure;
 };
 

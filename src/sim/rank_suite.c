@@ -307,10 +307,13 @@ static int load_step(struct rank *k, const struct attempt *a)
 	snprintf(number, sizeof(number), "%" PRIu64, a->version);
 	int r = client_open(&k->client, a->bundle, number, core_group_handle(k->group), &answer, &open);
 	if (r)
-		return a->dying ? 0 : r;
+		return truth_may_go(k->job->h, a) && (r == -ENOENT || r == -ERR_EDELETED || a->dying) ? 0 : r;
 	if (truth_seen(&k->client, a->bundle, open.number, open.step, open.attributes) != a)
 		return -EPROTO;
 	r = client_load(&k->client, k->group, open.handle, a, k->number, k->job->n_ranks);
+	if (r == -ERR_EDELETED && k->job->h->calm)
+		history_fail(k->job->h, "version %" PRIu64 " of %s was deleted while it was open", open.number,
+			     bundle_names[a->bundle]);
 	return r && a->dying ? 0 : r;
 }
 
@@ -514,10 +517,29 @@ static int read_one(struct client *c, const struct attempt *a)
 		snprintf(spec, sizeof(spec), "%" PRIu64, a->version);
 	int r = client_read(c, a->bundle, spec);
 	bool absent = r == -ENOENT || (r == -ERR_EDELETED && !latest); /* the latest may just be on its way out */
-	if (absent && durable && !a->dying)
+	if (absent && durable && !truth_may_go(c->h, a))
 		history_fail(c->h, "version %" PRIu64 " of %s was durable and is not found as %s", a->version,
 			     bundle_names[a->bundle], spec);
 	return r == -ENOENT || r == -ERR_EDELETED ? 0 : r;
+}
+
+static int set_rule(struct client *c, unsigned bundle)
+{
+	struct history *h = c->h;
+	struct msg_retain m = { view_str(bundle_names[bundle]), 1 + world_random(h->world, 4),
+				world_random(h->world, 2) ? 0 : 2 + world_random(h->world, 2) };
+	unsigned n = h->n_rules[bundle];
+	struct buf body = { 0 };
+
+	if (n == RULES_MAX)
+		return 0;
+	h->rules[bundle][n].last = m.keep_last;
+	h->rules[bundle][n].every = m.keep_every;
+	h->n_rules[bundle]++;
+	int r = client_call(c, MSG_RETAIN, &body, msg_retain_encode(&m, &body), CALL_MS, NULL);
+	if (!r)
+		history_deed(h, DEED_RULE_SET);
+	return r == -ENOENT ? 0 : r;
 }
 
 static int operate(struct client *c)
@@ -528,7 +550,7 @@ static int operate(struct client *c)
 	_cleanup_(buf_fini) struct buf text = { 0 };
 	int r = 0;
 
-	switch (world_random(h->world, 8)) {
+	switch (world_random(h->world, 10)) {
 	case 0:
 	case 1:
 		r = client_list(c, bundle, &text);
@@ -541,6 +563,10 @@ static int operate(struct client *c)
 		return open_label(c, bundle);
 	case 4:
 		return delete_one(c, a);
+	case 5:
+		return h->ruled ? set_rule(c, bundle) : read_one(c, a);
+	case 6:
+		return client_collect(c);
 	default:
 		return read_one(c, a);
 	}

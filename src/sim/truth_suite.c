@@ -190,6 +190,27 @@ bool truth_equals(const struct attempt *a, const struct item *item, const struct
 
 /* ---- what was promised ---- */
 
+bool truth_may_go(const struct history *h, const struct attempt *a)
+{
+	uint64_t newer = 0;
+
+	if (a->dying)
+		return true;
+	for (unsigned i = 0; i < LABELS; i++)
+		if (h->labels[a->bundle][i].n == 1 && h->labels[a->bundle][i].possible[0] == a->version)
+			return false;
+	for (unsigned i = 0; i < h->n_attempts; i++) /* one that nobody knows the end of may be there */
+		newer += h->attempts[i]->bundle == a->bundle &&
+			 (!h->attempts[i]->version || h->attempts[i]->version > a->version);
+	for (unsigned i = 0; i < h->n_rules[a->bundle]; i++) {
+		uint64_t every = h->rules[a->bundle][i].every;
+
+		if (newer >= h->rules[a->bundle][i].last && (!every || a->version % every))
+			return true;
+	}
+	return false;
+}
+
 struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step, uint32_t ranks, uint64_t structure)
 {
 	struct attempt *a = must_alloc(sizeof(*a));
