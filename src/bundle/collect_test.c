@@ -253,9 +253,15 @@ static uint64_t save_child(struct shelf *shelf, uint64_t seed)
 	free(save.version->packs[1].key);
 	save.version->packs[1].key = strdup(parent->packs[1].key);
 	for (size_t i = 1; i < 4; i += 2)
-		save.version->blocks[i].digest = parent->blocks[i].digest;
+		save.version->blocks[i] = parent->blocks[i];
 	EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, NULL, deadline(shelf), &e), 0, &e);
 	return save.slot.number;
+}
+
+static int no_damage(void *arg, const char *object, struct view item, uint64_t block, const char *words)
+{
+	fprintf(stderr, "%s: %s\n", object, words);
+	abort();
 }
 
 static void packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them(struct shelf *shelf, struct shelf *other,
@@ -274,6 +280,10 @@ static void packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them(struct 
 	char spec[24];
 	snprintf(spec, sizeof(spec), "%" PRIu64, child);
 	EXPECT(opens(other, spec));
+	uint64_t blocks, bytes;
+	EXPECT_CALL(bundle_verify(other->bundles, tenant(), view_str(bundle), child, deadline(shelf), no_damage, NULL,
+				  &blocks, &bytes, e),
+		    0, e);
 	EXPECT_CALL(delete_it(other, child, e), 0, e);
 	collect(other);
 	EXPECT_INT(count_keys(shelf).packs, 0);

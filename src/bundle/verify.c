@@ -232,6 +232,8 @@ struct scan {
 	struct block_entry *entries; /* what lies where, by offset */
 	size_t n_entries;
 	uint64_t index_offset;
+	uint64_t save_id; /* in its key */
+	bool shared; /* of another save, the parent's or one before: it has blocks that this version need not have */
 };
 
 static void scan_fini(struct scan *scan)
@@ -354,7 +356,8 @@ static int verify_entries(struct scan *scan)
 		r = verify_gap(scan, end, entry->offset);
 		if (r >= 0)
 			r = verify_block(scan, entry, number);
-		if (r >= 0 && v->whole && (!spot || !entry_is_block(entry, &v->version->blocks[number])))
+		bool known = spot && entry_is_block(entry, &v->version->blocks[number]);
+		if (r >= 0 && v->whole && !known && (spot || !scan->shared))
 			r = pack_damage(scan, number, "its index has a block that the version has not");
 		matched += spot != NULL;
 		end = entry->offset + entry->bytes;
@@ -470,7 +473,7 @@ static int verify_head(struct scan *scan)
 	if (r)
 		return r;
 	v->bytes += PACK_HEAD_BYTES;
-	if (head.save_id != v->version->save_id || strcmp(node, scan->pack->node) != 0 ||
+	if (head.save_id != scan->save_id || strcmp(node, scan->pack->node) != 0 ||
 	    head.body_bytes != pack_body_bytes(scan->pack->bytes))
 		return pack_damage(scan, UINT64_MAX, "it is the pack of another save or node");
 	return 0;
@@ -505,6 +508,9 @@ static int verify_pack(struct verify *v, const struct version_pack *pack)
 
 	if (pack->bytes < PACK_HEAD_BYTES + PACK_TRAILER_BYTES)
 		return damage(v, pack->key, UINT64_MAX, "the root says a size that cannot be");
+	if (save_of_key(pack->key, &scan.save_id))
+		return damage(v, pack->key, UINT64_MAX, "the root says a key that cannot be");
+	scan.shared = scan.save_id != v->version->save_id;
 	int r = verify_size(&scan);
 	if (r)
 		return r;

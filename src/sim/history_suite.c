@@ -747,7 +747,7 @@ static void draw_history(struct history *h)
 		snprintf(n->listen, sizeof(n->listen), "tcp:10.0.0.%u:7000", i);
 		snprintf(n->socket, sizeof(n->socket), "unix:/run/n%u", i);
 	}
-	h->ruled = world_random(w, 3) == 0;
+	h->ruled = world_random(w, 2);
 	h->point = (enum point)world_random(w, POINTS);
 	h->point_count = 1 + (unsigned)world_random(w, 3);
 	if (h->calm)
