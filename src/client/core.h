@@ -34,6 +34,7 @@ struct core_future {
 	struct error error;			/* code 0: success */
 	void (*fn)(struct core_future *future); /* or NULL */
 	void *arg;				/* for fn; set it after core_future_init() or core_call_start() */
+	unsigned waiters;			/* the shell's */
 };
 void core_future_init(struct core_future *future, void (*fn)(struct core_future *future));
 void core_future_forget(struct core_future *future); /* fn is not called any more */

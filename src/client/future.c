@@ -13,7 +13,7 @@ static void on_over(struct core_future *core)
 	struct forebay_future *future = container_of(core, struct forebay_future, core);
 	const uint64_t one = 1;
 
-	session_changed(future->session);
+	session_tell_over(future->session, core);
 	if (future->event >= 0 && write(future->event, &one, sizeof(one)) < 0)
 		return; /* cannot be: it was never raised before */
 }

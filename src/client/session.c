@@ -233,17 +233,27 @@ void session_changed(struct forebay_session *session)
 		rouse_pump(session); /* it waits at the socket */
 }
 
-/* Somebody else reads; if it is the byte thread, it is asked to leave that to the caller. */
-static void wait_beside(struct forebay_session *session, const struct timespec *at)
+void session_tell_over(struct forebay_session *session, struct core_future *future)
+{
+	session->n_waiting -= future->waiters;
+	future->waiters = 0;
+	session->turns++;
+	session_changed(session);
+}
+
+/* Somebody else reads. */
+static void wait_beside(struct forebay_session *session, struct core_future *future, const struct timespec *at)
 {
 	session->n_waiting++;
-	if (session->pumped && !session->caller_pumps)
-		rouse_pump(session);
+	future->waiters++;
 	if (at)
 		pthread_cond_timedwait(&session->changed, &session->lock, at);
 	else
 		pthread_cond_wait(&session->changed, &session->lock);
+	if (future->over)
+		return;
 	session->n_waiting--;
+	future->waiters--;
 }
 
 /* As the pump, until the future is over or it is time. */
@@ -253,7 +263,7 @@ static void wait_pumping(struct forebay_session *session, const struct core_futu
 
 	session->pumped = session->caller_pumps = true;
 	session->pump = pthread_self();
-	session->n_pumps++;
+	session->turns++;
 	while (!future->over && !session->ended && (!at || (left = left_ms(at)) > 0))
 		pump_once(session, left);
 	session->pumped = session->caller_pumps = false;
@@ -263,7 +273,7 @@ static void wait_pumping(struct forebay_session *session, const struct core_futu
 		pthread_cond_signal(&session->idle);
 }
 
-int session_wait(struct forebay_session *session, const struct core_future *future, int64_t timeout_ms)
+int session_wait(struct forebay_session *session, struct core_future *future, int64_t timeout_ms)
 {
 	struct timespec deadline, *at = timeout_ms < 0 ? NULL : &deadline;
 
@@ -274,7 +284,7 @@ int session_wait(struct forebay_session *session, const struct core_future *futu
 		if (at && !left_ms(at))
 			return -ETIMEDOUT;
 		if (session->pumped || session->ended)
-			wait_beside(session, at);
+			wait_beside(session, future, at);
 		else
 			wait_pumping(session, future, at);
 	}
@@ -294,7 +304,7 @@ void session_wait_quiet(struct forebay_session *session, bool (*quiet)(const voi
 
 void session_future_over(struct core_future *future)
 {
-	session_changed(future->arg);
+	session_tell_over(future->arg, future);
 }
 
 static uint32_t deadline_of(int64_t timeout_ms)
@@ -337,14 +347,14 @@ int session_call(struct forebay_session *session, enum msg_type type, const stru
 
 /* ---- the byte thread -------------------------------------------------------------------------------------------------------- */
 
-/* Callers read. Returns when none has for a moment: one that waits long, and then leaves, says so. */
+/* Leaves the socket to callers. Returns when none has come for a moment: one that waits long, and then leaves, says so. */
 static void stand_by(struct forebay_session *session)
 {
 	const struct timespec at = time_in(LINGER_US);
-	uint64_t turn = session->n_pumps;
+	uint64_t turn = session->turns;
 
 	pthread_cond_timedwait(&session->idle, &session->lock, &at);
-	if (session->pumped && session->n_pumps == turn && !session->stopping) {
+	if (session->pumped && session->turns == turn && !session->stopping) {
 		session->byte_thread_sleeps = true;
 		pthread_cond_wait(&session->idle, &session->lock);
 		session->byte_thread_sleeps = false;
@@ -358,10 +368,8 @@ static void *byte_thread(void *arg)
 
 	pthread_mutex_lock(&session->lock);
 	while (!session->stopping && !session->ended) {
-		if (session->pumped || session->n_pumps != seen || session->n_waiting) {
-			seen = session->n_pumps;
-			if (!session->pumped && session->n_waiting)
-				pthread_cond_broadcast(&session->changed); /* one of them goes on */
+		if (session->pumped || (session->turns != seen && !session->n_waiting)) {
+			seen = session->turns;
 			stand_by(session);
 			continue;
 		}

@@ -30,7 +30,7 @@
 #define RECV_BYTES	 (256u << 10)
 #define INLINE_BYTES \
 	(1u << 20) /* blocks up to this, all together, are copied by who reads of them: waking others costs more */
-#define LINGER_US	200 /* after a caller has read, the byte thread leaves the socket to the next one for so long */
+#define LINGER_US	200 /* so long the byte thread leaves the socket to the next caller */
 #define DESCRIPTORS_MAX 16  /* that have come and were not asked for */
 #define MAPS_MAX	16
 
@@ -51,15 +51,16 @@ struct forebay_session {
 
 	/*
 	 * Who reads from the socket, the *pump*: the byte thread, or a caller that waits, which is woken once less. One at a time; it
-	 * alone touches `bytes`.
+	 * alone touches `bytes`. The byte thread is not asked to stop: it leaves the socket alone for a moment when somebody has got
+	 * what it waited for, since who calls once may call again.
 	 */
 	bool pumped;	   /* somebody does */
 	bool caller_pumps; /* and it is a caller: `pump` */
 	bool ended;	   /* there is nothing to be read any more */
 	bool byte_thread_sleeps;
 	pthread_t pump;
-	uint64_t n_pumps;   /* times that a caller has been the pump */
-	unsigned n_waiting; /* callers at `changed` that would be the pump */
+	uint64_t turns;	    /* times that a caller has become the pump, or has got what it waited for */
+	unsigned n_waiting; /* callers at `changed` whose future is not over */
 	pthread_cond_t idle;
 	uint8_t *bytes;
 
@@ -87,9 +88,10 @@ void session_unref(struct forebay_session *session); /* not under the lock */
 /* Under the lock. Waits until @quiet(@arg): at most as long as blocks under way take. */
 void session_wait_quiet(struct forebay_session *session, bool (*quiet)(const void *arg), const void *arg);
 /* Waits under the lock until the future is over or @timeout_ms (-1: for ever) have passed: 0, -ETIMEDOUT. */
-int session_wait(struct forebay_session *session, const struct core_future *future, int64_t timeout_ms);
+int session_wait(struct forebay_session *session, struct core_future *future, int64_t timeout_ms);
 void session_changed(struct forebay_session *session); /* under the lock: tells all who wait */
-void session_future_over(struct core_future *future);  /* fn of futures for session_wait(); their arg is the session */
+void session_tell_over(struct forebay_session *session, struct core_future *future); /* the same, when it is over */
+void session_future_over(struct core_future *future); /* fn of futures for session_wait(); their arg is the session */
 
 /* A request and its answer, waited for. Locks. @encoded: what the encoder of @body answered. @timeout_ms: -1 waits. */
 int session_call(struct forebay_session *session, enum msg_type type, const struct buf *body, int encoded,
