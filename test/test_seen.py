@@ -1,17 +1,20 @@
 """What those who watch a cluster see: metrics that move by the right amounts, and readiness that says what is wrong."""
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from exposition import Exposition, address, fetch, scrape
-from place import BUILD, ROOT, Cluster, wait_until
+from place import BUILD, FOREBAY, ROOT, Cluster, wait_until
 
 sys.path.insert(0, str(ROOT / "python"))
 import forebay  # noqa: E402
@@ -253,3 +256,127 @@ def test_an_address_that_cannot_be_is_refused_in_words(three, make_folder):
     result = subprocess.run([BUILD / "forebayd", "--config", config, "--http", "everywhere"], capture_output=True, text=True, timeout=LIMIT_S)
     assert result.returncode == 1
     assert 'forebayd: http: "everywhere" is not allowed; it must be PORT or ADDRESS:PORT' in result.stderr
+
+
+# ---- why and top --------------------------------------------------------------------------------------------------------------------
+
+STATIONS = ["gather", "plan", "reserve", "capture", "verdict", "copy", "keep", "staged", "slot", "packs", "segments", "root", "index", "told"]
+
+
+def why(cluster: Cluster, what: str, node: int = 0) -> dict:
+    env = {**cluster.environment(), "FOREBAY_SOCKET": str(cluster.socket(node))}
+    told = json.loads(cluster.run("why", what, "--json", env=env).stdout)
+    assert told["silent"] == []
+    (one,) = told["saves"]
+    return one
+
+
+def under_way(cluster: Cluster, bundle: str) -> list[dict]:
+    now = json.loads(cluster.run("top", "--once", "--json").stdout)
+    return [save for save in now["saves"] if save["bundle"] == bundle and not save["ended"]]
+
+
+def test_why_names_the_rank_that_all_waited_for(three):
+    with forebay.connect(three.socket(0)) as a, forebay.connect(three.socket(1)) as b, ThreadPoolExecutor() as pool:
+        late = pool.submit(b.join, "waits", run="1", rank=1, size=2)
+        first, second = a.join("waits", run="1", rank=0, size=2), late.result(LIMIT_S)
+        saves = [group.save("waits", step=7, copies=2) for group in (first, second)]
+        for rank, one in enumerate(saves):
+            one.add(f"w{rank}", os.urandom(MIB))
+        begun = time.monotonic()
+        saves[0].submit()
+        (seen,) = wait_until_some(lambda: under_way(three, "waits"), "the save is seen under way")
+        assert (seen["state"], seen["station"], seen["slowest"]) == ("gathering", "gather", "gather")
+        assert seen["step"] == 7 and seen["ranks"] == 2
+        waited_ns = int((time.monotonic() - begun) * 1e9)
+        saves[1].submit()
+        for one in saves:
+            one.durable.wait(LIMIT_S)
+        version = saves[0].version
+        id_of_save = seen["save"]
+
+    wait_until(lambda: why(three, id_of_save)["ended"], LIMIT_S, "all were told")
+    told = why(three, id_of_save)
+    assert told == why(three, f"waits@{version}", node=2) == why(three, "waits", node=1)
+    assert told["state"] == "durable" and told["version"] == version and told["ended"] and told["copies"] == 2
+    assert told["slowest"] == "gather" and told["unique_bytes"] == told["offered_bytes"] == 2 * MIB <= told["stored_bytes"]
+    stations = told["stations"]
+    assert [station["station"] for station in stations] == STATIONS
+    assert [station["at_ns"] for station in stations] == sorted(station["at_ns"] for station in stations)
+    assert sum(station["took_ns"] for station in stations) == pytest.approx(told["took_ns"], abs=1e6)
+    by_name = {station["station"]: station for station in stations}
+    assert by_name["gather"]["took_ns"] >= waited_ns * 0.9
+    (last,) = by_name["gather"]["nodes"]
+    assert last["node"] == "node-1" and last["last_rank"] == 1
+    assert {(hop["node"], hop["bytes"], hop["last_rank"]) for hop in by_name["capture"]["nodes"]} == {("node-0", MIB, 0), ("node-1", MIB, 1)}
+    assert sum(hop["bytes"] for hop in by_name["copy"]["nodes"]) == 2 * MIB
+    assert sum(hop["bytes"] for hop in by_name["packs"]["nodes"]) >= 2 * MIB
+
+    shown = three.run("why", id_of_save).stdout
+    assert re.search(r"^slowest: gather, .* of .*; node node-1 took .*: rank 1 offered last$", shown, re.M), shown
+    assert re.search(rf"^save {id_of_save}: step 7 of waits, group waits, durable as version {version} after ", shown), shown
+
+
+def wait_until_some(look: Callable[[], list], what: str) -> list:
+    found: list = []
+
+    def some() -> bool:
+        found[:] = look()
+        return bool(found)
+
+    wait_until(some, LIMIT_S, what)
+    return found
+
+
+def test_why_tells_of_a_save_that_failed_and_where_it_was(three):
+    with forebay.connect(three.socket()) as fb, fb.join("breaks", run="1", rank=0, size=1) as group:
+        one = group.save("breaks", step=1)
+        one.add("w", os.urandom(1000), shape=(2000,), start=(0,))
+        one.add("w", os.urandom(1000), shape=(2000,), start=(500,))
+        with pytest.raises(forebay.Error, match="overlap"):
+            one.submit()
+            one.captured.wait(LIMIT_S)
+    log = wait_until_some(lambda: re.findall(r"save\.end .*save=(\w+) group=breaks .*state=failed", all_logs(three)), "it ended")
+    wait_until(lambda: why(three, log[0])["ended"], LIMIT_S, "all were told")
+    told = why(three, log[0])
+    assert told["state"] == "failed" and "overlap" in told["words"] and told["version"] == 0
+    assert [station["station"] for station in told["stations"]] == ["gather", "plan"]
+    assert "it failed: " in three.run("why", log[0]).stdout
+
+
+def all_logs(cluster: Cluster) -> str:
+    return "".join((cluster.folder / f"node-{node}" / "log").read_text() for node in range(NODES))
+
+
+def test_why_of_what_is_not_there_says_so(three):
+    assert "no node knows of it" in three.run("why", "0123456789abcdef", status=1).stderr
+    assert "nowhere" in three.run("why", "nowhere@3", status=1).stderr
+    assert three.run("why", status=2).stderr
+
+
+def test_top_shows_what_moves(three):
+    top = subprocess.Popen([FOREBAY, "top", "--json"], env=three.environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        picture = json.loads(top.stdout.readline())
+        assert [node["name"] for node in picture["nodes"]] == ["node-0", "node-1", "node-2"]
+        assert sum(node["captured_bytes_per_s"] for node in picture["nodes"]) == 0
+        before = sum(node["captured_bytes"] for node in picture["nodes"])
+        save(three, "tops", {"w": os.urandom(5 * MIB)})
+        while True:  # each second a line, and this test has a time-out
+            picture = json.loads(top.stdout.readline())
+            if sum(node["captured_bytes"] for node in picture["nodes"]) == before + 5 * MIB:
+                break
+        assert 0 < sum(node["captured_bytes_per_s"] for node in picture["nodes"]) < 5 * MIB * 1.2
+        (shown,) = [one for one in picture["saves"] if one["bundle"] == "tops"]
+        assert shown["state"] == "durable" and shown["bytes_per_s"] > 0 and shown["unique_bytes"] == 5 * MIB
+        top.send_signal(signal.SIGINT)
+        assert top.wait(LIMIT_S) == 0
+    finally:
+        top.kill()
+        top.wait()
+
+
+def test_top_once_is_plain(three):
+    shown = three.run("top", "--once").stdout
+    assert "\033" not in shown and re.search(r"^NODE +STATE +CLIENTS +USED +POOL +CAPTURED/S", shown, re.M)
+    assert len(re.findall(r"^node-\d +up ", shown, re.M)) == NODES

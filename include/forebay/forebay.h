@@ -292,6 +292,36 @@ struct forebay_collect_events {
  * members are skipped. */
 int forebay_collect(struct forebay_session *session, const char *bundle, const struct forebay_collect_events *events,
 		    void *arg);
+struct forebay_station {
+	const char *name;	 /* "gather", ..., in the order in which a save comes to them */
+	uint64_t at_ns, took_ns; /* since it began; how long it was there, so far */
+};
+struct forebay_hop {
+	const char *station, *node; /* what that node did at that station */
+	uint64_t took_ns, bytes;
+	uint32_t rank; /* the last one to be done; UINT32_MAX: none is known */
+};
+struct forebay_trace {
+	size_t size;
+	uint64_t save;
+	const char *coordinator, *group, *bundle, *state, *words; /* words: why it failed */
+	uint64_t step, version;					  /* version 0: it has none yet */
+	int code, ended;
+	uint32_t ranks, nodes, copies;
+	uint64_t offered_bytes, unique_bytes, stored_bytes;
+	uint64_t took_ns;
+	uint64_t bound_ns, planned_ns; /* of the uploads: no plan takes less, and the one that was made; 0: not known */
+	const struct forebay_station *stations;
+	size_t n_stations;
+	const struct forebay_hop *hops;
+	size_t n_hops;
+};
+/* How saves went, station by station: the one with id @save; or, with 0, those that published version @number of @bundle; or, with
+ * @bundle NULL, those under way and just over. Coordinators remember some hundred that ended. @each is called for each of them;
+ * @silent (may be NULL) for each node that did not answer and may know more. Returns how many there were, or a negative code. */
+int forebay_trace(struct forebay_session *session, uint64_t save, const char *bundle, uint64_t number,
+		  void (*each)(void *arg, const struct forebay_trace *trace),
+		  void (*silent)(void *arg, const char *node), void *arg);
 /* Builds the index again from the store alone. */
 int forebay_meta_rebuild(struct forebay_session *session, uint64_t *ret_bundles, uint64_t *ret_versions,
 			 uint64_t *ret_labels);

@@ -186,16 +186,19 @@ int slot_publish(struct bundles *bundles, const struct slot *slot, struct versio
 	r = publish_segments(bundles, &place, &segments, deadline_ns, e);
 	if (r)
 		return r;
+	version->segments_ns = env_now(bundles->env);
 	point_reached(POINT_SEGMENTS_DURABLE);
 	point_reached(POINT_ROOT_NEXT);
 	r = publish_root(bundles, &place, version, &segments, deadline_ns, e);
 	if (r)
 		return r;
+	version->root_ns = env_now(bundles->env);
 	point_reached(POINT_ROOT_DURABLE);
 	r = publish_index(bundles, &place, version->number, deadline_ns, e);
 	if (r == -ERR_ESTALEEPOCH)
 		return r;
 	cache_add(bundles, version);
+	version->index_ns = r ? 0 : env_now(bundles->env);
 	if (!r)
 		point_reached(POINT_INDEX_DURABLE);
 	bundles_stir(bundles, &place); /* its rule may now be for others to go */

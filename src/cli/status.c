@@ -108,13 +108,6 @@ static int print_tables(const struct status *status)
 	return r;
 }
 
-static void begin_table(struct table *table, const char *align, const char *const *heads)
-{
-	table_init(table, align);
-	for (; *heads; heads++)
-		table_add(table, *heads);
-}
-
 static int run(const struct command *command, struct status *status)
 {
 	static const struct forebay_status_events events = {
@@ -155,8 +148,8 @@ int verb_status(int argc, char **argv)
 	json_object_set_new(status.root, "nodes", status.nodes);
 	json_object_set_new(status.root, "saves", status.saves);
 	json_object_set_new(status.root, "counters", status.counters);
-	begin_table(&status.node_table, "llllrr", node_heads);
-	begin_table(&status.save_table, "lllrlr", save_heads);
+	table_begin(&status.node_table, "llllrr", node_heads);
+	table_begin(&status.save_table, "lllrlr", save_heads);
 	int result = run(&command, &status);
 	table_fini(&status.node_table);
 	table_fini(&status.save_table);

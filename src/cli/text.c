@@ -26,6 +26,19 @@ void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX])
 	snprintf(out, TEXT_SIZE_MAX, unit && value < 99.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 
+void text_time(uint64_t ns, char out[TEXT_TIME_MAX])
+{
+	static const struct {
+		double ns;
+		const char *name;
+	} units[] = { { 60e9, "min" }, { 1e9, "s" }, { 1e6, "ms" }, { 1e3, "us" } };
+	size_t unit = ns >= UINT64_C(600000000000) ? 0 : ns >= 999500000 ? 1 : ns >= 999500 || !ns ? 2 : 3;
+	double value = (double)ns / units[unit].ns;
+	int digits = !unit || !ns || unit == 3 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+
+	snprintf(out, TEXT_TIME_MAX, "%.*f %s", digits, value, units[unit].name);
+}
+
 /* Also counts alone, with @out NULL. C1 controls, which some terminals obey, are two bytes in UTF-8: c2 80 to c2 9f. */
 static size_t print_safe(FILE *out, const char *text)
 {
@@ -58,6 +71,13 @@ size_t text_print(FILE *out, const char *text)
 void table_init(struct table *table, const char *align)
 {
 	*table = (struct table){ .align = align };
+}
+
+void table_begin(struct table *table, const char *align, const char *const *heads)
+{
+	table_init(table, align);
+	for (; *heads; heads++)
+		table_add(table, *heads);
 }
 
 void table_fini(struct table *table)
@@ -107,6 +127,14 @@ void table_add_size(struct table *table, uint64_t bytes)
 	char text[TEXT_SIZE_MAX];
 
 	text_size(bytes, text);
+	table_add(table, text);
+}
+
+void table_add_time(struct table *table, uint64_t ns)
+{
+	char text[TEXT_TIME_MAX];
+
+	text_time(ns, text);
 	table_add(table, text);
 }
 

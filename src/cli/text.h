@@ -12,11 +12,14 @@
 #include "base/cleanup.h"
 
 #define TEXT_SIZE_MAX 16 /* bytes of a size in words with its final 0 */
+#define TEXT_TIME_MAX 16 /* of a time */
 
 CLEANUP_OF(json_t *, json_decref);
 
 /* "512 B", "1.5 KiB", "90.9 MiB": three digits or so. */
 void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX]);
+/* "0 ms", "352 us", "12.0 ms", "812 ms", "1.32 s", "75.0 s", "21 min": three digits or so. */
+void text_time(uint64_t ns, char out[TEXT_TIME_MAX]);
 /* Prints @text with control characters as \xNN, so that a name cannot command the terminal. Returns its width in columns. */
 size_t text_print(FILE *out, const char *text);
 
@@ -28,10 +31,13 @@ struct table {
 	bool failed; /* no memory for a cell: table_print() says so */
 };
 void table_init(struct table *table, const char *align);
+void table_begin(struct table *table, const char *align,
+		 const char *const *heads); /* with its heads; they end with NULL */
 void table_fini(struct table *table);
 void table_add(struct table *table, const char *cell); /* the next cell, row after row */
 void table_addf(struct table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void table_add_size(struct table *table, uint64_t bytes);
+void table_add_time(struct table *table, uint64_t ns);
 int table_print(const struct table *table); /* 0 or -ENOMEM */
 
 /* A number as JSON; one that JSON's readers would take for negative as a string. */

@@ -25,6 +25,30 @@ static void sizes_are_short(void **state)
 	assert_string_equal(size(UINT64_MAX), "16.0 EiB");
 }
 
+static const char *time_text(uint64_t ns)
+{
+	static char text[TEXT_TIME_MAX];
+
+	text_time(ns, text);
+	return text;
+}
+
+static void times_are_short(void **state)
+{
+	assert_string_equal(time_text(0), "0 ms");
+	assert_string_equal(time_text(1), "0 us");
+	assert_string_equal(time_text(352499), "352 us");
+	assert_string_equal(time_text(999600), "1.00 ms");
+	assert_string_equal(time_text(12000000), "12.0 ms");
+	assert_string_equal(time_text(812000000), "812 ms");
+	assert_string_equal(time_text(999600000), "1.00 s");
+	assert_string_equal(time_text(1320000000), "1.32 s");
+	assert_string_equal(time_text(75000000000), "75.0 s");
+	assert_string_equal(time_text(420000000000), "420 s");
+	assert_string_equal(time_text(1260000000000), "21 min");
+	time_text(UINT64_MAX);
+}
+
 static void names_cannot_command_a_terminal(void **state)
 {
 	char *text = NULL;
@@ -51,6 +75,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sizes_are_short),
+		cmocka_unit_test(times_are_short),
 		cmocka_unit_test(names_cannot_command_a_terminal),
 		cmocka_unit_test(numbers_beyond_a_readers_range_are_strings),
 	};

@@ -8,6 +8,8 @@
 	X(up, "start a cluster of N daemons on this machine")                            \
 	X(down, "end the daemons that `up` started")                                     \
 	X(status, "show the cluster, its nodes and the saves in flight")                 \
+	X(why, "show station by station how long a save took, and where")                \
+	X(top, "watch nodes and saves, with rates, each second")                         \
 	X(ls, "list bundles, versions and labels")                                       \
 	X(show, "show a version and its items")                                          \
 	X(put, "store files and folders as a new version; returns when durable")         \

@@ -24,6 +24,7 @@
 #define ANSWER_SEND_MS	  60000			   /* for a client to make room for an answer */
 #define ANSWER_PAGE_BYTES (512u << 10)		   /* of a list; then the page ends */
 #define ASK_PEERS_MS	  2000			   /* for what peers have to say of themselves, all together */
+#define ASK_TRACES_MS	  1000			   /* for what one node has to say of saves */
 #define PAGE_MAX	  10000			   /* entries of a list in one answer */
 
 struct door_native {

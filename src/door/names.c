@@ -598,6 +598,64 @@ static int on_rebuild(struct session *session, const struct request *request, st
 	return msg_rebuild_reply_encode(&reply, answer);
 }
 
+/* What one node knows of them, appended. */
+static int ask_traces(const struct door_native *door, const char *node, struct view body, struct list_buf *traces)
+{
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_trace_reply reply;
+	int r = cluster_call(door->options.cluster, node, MSG_G_TRACE, body, env_in_ms(door->env, ASK_TRACES_MS),
+			     &answer, NULL);
+
+	if (!r)
+		r = msg_trace_reply_decode(view_buf(&answer), &reply);
+	if (!r)
+		r = buf_append(&traces->bytes, reply.traces.bytes.ptr, reply.traces.bytes.len);
+	if (!r)
+		traces->count += reply.traces.count;
+	return r;
+}
+
+/* Any node may have coordinated the save, or have taken it over: all are asked, and those that do not answer named. */
+static int ask_all(const struct door_native *door, const struct request *request, struct view body,
+		   struct list_buf *traces, struct list_buf *silent, struct error *e)
+{
+	struct node_info *nodes = NULL;
+	size_t n = 0;
+	int r = cluster_nodes(door->options.cluster, request->deadline_ns, &nodes, &n, e);
+
+	for (size_t i = 0; !r && i < n; i++) {
+		const struct elem_name name = { .name = view_str(nodes[i].name) };
+		int asked = nodes[i].up ? ask_traces(door, nodes[i].name, body, traces) : -EHOSTDOWN;
+
+		if (asked == -ECANCELED || asked == -ENOMEM)
+			r = asked;
+		else if (asked)
+			r = elem_name_append(silent, &name);
+	}
+	free(nodes);
+	return r;
+}
+
+static int on_trace(struct session *session, const struct request *request, struct buf *answer, struct error *e)
+{
+	_cleanup_(list_buf_fini) struct list_buf traces = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf silent = { 0 };
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct msg_trace m;
+
+	if (msg_trace_decode(view_buf(&request->body), &m))
+		return malformed(request, e);
+	const struct msg_g_trace ask = { .tenant = tenant_of(session),
+					 .save_id = m.save_id,
+					 .bundle = m.bundle,
+					 .version = m.version };
+	int r = msg_g_trace_encode(&ask, &body);
+	if (!r)
+		r = ask_all(session->door, request, view_buf(&body), &traces, &silent, e);
+	const struct msg_trace_reply reply = { .traces = list_buf_view(&traces), .silent = list_buf_view(&silent) };
+	return r ? r : msg_trace_reply_encode(&reply, answer);
+}
+
 handler_fn names_handler(enum msg_type type)
 {
 	switch (type) {
@@ -623,6 +681,8 @@ handler_fn names_handler(enum msg_type type)
 		return on_retain;
 	case MSG_COLLECT:
 		return on_collect;
+	case MSG_TRACE:
+		return on_trace;
 	default:
 		return NULL;
 	}

@@ -283,7 +283,7 @@ static size_t outstanding(const struct msave *save)
 int capture_answer(const struct msave *save, struct buf *answer)
 {
 	struct list_buf list = { 0 };
-	struct msg_g_capture_reply reply;
+	struct msg_g_capture_reply reply = { .last_rank = save->last_rank };
 	int r = 0;
 
 	for (size_t i = 0; !r && i < save->part->n_blocks; i++) {
@@ -297,6 +297,8 @@ int capture_answer(const struct msave *save, struct buf *answer)
 
 		if (block->filled)
 			r = elem_g_filled_append(&list, &filled);
+		if (block->filled && save->part->blocks[i].mode == CAPTURE_COPY)
+			reply.bytes += save->part->blocks[i].bytes;
 	}
 	reply.filled = list_buf_view(&list);
 	if (!r)
@@ -365,6 +367,7 @@ static int parse_filled(struct filling *filling, const struct moffer *offer, str
 			return error_set(e, -EPROTO,
 					 "rank %u reported block %u, which it was not granted or has reported",
 					 offer->number, filling->filled[filling->n].block);
+		filling->save->last_rank = offer->number;
 		filling->save->blocks[place].filled = true; /* a second report of it is refused from here on */
 		filling->places[filling->n++] = place;
 	}

@@ -184,10 +184,12 @@ static int order(struct round *round, struct error *e)
 		save->nodes[node].joined |= !save_takes_part(save, node);
 		calls[n].node = recipe->nodes[node];
 		calls[n].index = node;
+		calls[n].bytes = round->bytes[node];
 		r = encode_order(save, &names, &round->lists[node], &calls[n++].body);
 	}
 	if (!r)
 		r = fan_survive(groups, MSG_G_COPY, calls, n, env_in_ms(groups->env, DRAIN_TIMEOUT_MS), e);
+	trace_calls(save, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)

@@ -32,8 +32,10 @@ static int run_branch(void *arg)
 	struct fan *fan = branch->fan;
 	struct fan_call *call = branch->call;
 
+	uint64_t begun_ns = env_now(fan->groups->env);
 	call->result = cluster_call(fan->groups->cluster, call->node, fan->type, view_buf(&call->body),
 				    fan->deadline_ns, &call->answer, &call->error);
+	call->took_ns = env_now(fan->groups->env) - begun_ns;
 	if (fan->survives && fan_lost(call))
 		return 0;
 	if (call->result < 0 && !fan->first_failed) { /* later ones: cancelled because of it */

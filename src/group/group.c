@@ -70,6 +70,8 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *store, st
 	member_serve(groups);
 	takeover_serve(groups);
 	load_serve(groups);
+	traces_init(&groups->traces);
+	trace_serve(groups);
 	groups->watch.down = peer_down;
 	cluster_watch(cluster, &groups->watch);
 	*ret = groups;
@@ -92,6 +94,7 @@ void groups_free(struct groups *groups)
 	map_fini(&groups->members);
 	map_fini(&groups->coordinated);
 	map_fini(&groups->saves);
+	traces_fini(&groups->traces);
 	free(groups);
 }
 

@@ -8,6 +8,7 @@
 #include "group/catalog.h"
 #include "group/group.h"
 #include "group/state.h"
+#include "group/trace.h"
 #include "group/turn.h"
 #include "plan/save.h"
 
@@ -47,6 +48,7 @@ struct groups {
 	unsigned n_ended; /* ever; the newest overwrites the oldest */
 	struct peer_watch watch;
 	bool draining; /* nothing new is taken */
+	struct traces traces;
 };
 
 /* ---- group.c: keys, notes -------------------------------------------------------------------------------------------------- */
@@ -128,6 +130,7 @@ struct recipe {
 	struct catalog catalog;
 	struct save_plan plan;
 };
+#define RATE_UNKNOWN 1000000000 /* bytes per s that a node counts with whose way to the store has no configured rate */
 struct recipe *recipe_new(uint32_t n_ranks); /* NULL: no memory */
 void recipe_put(struct recipe *recipe);	     /* accepts NULL */
 int recipe_set_nodes(struct recipe *recipe, const struct crank *ranks, const struct node_info *infos, size_t n,
@@ -144,6 +147,8 @@ struct fan_call {
 	struct buf body, answer;
 	int result;
 	struct error error;
+	uint64_t took_ns; /* out, and for whoever traces it: */
+	uint64_t bytes;	  /* that the node was to move */
 };
 /* Calls all of them at once and waits for all; at the first failure the others are cancelled and it is returned, with the node's
  * name before its words. Bodies are freed by fan_fini(). */
@@ -261,6 +266,7 @@ struct csave {
 	uint64_t kept_slot; /* of a resumed save: that its last coordinator opened; 0: none that was told */
 	uint64_t version, sent_bytes, stored_bytes, diverged_blocks, hole_bytes;
 	uint64_t begun_ns, at_ns[SAVE_STATES]; /* when it entered each state */
+	struct trace *trace;		       /* NULL: there was no memory for one */
 };
 void csave_put(struct csave *save); /* accepts NULL */
 
@@ -319,11 +325,6 @@ int save_planned(struct csave *save); /* its recipe has a plan: makes room for w
 int save_life(void *arg);	      /* a fiber: the whole life of a struct csave, whose reference it takes over */
 /* Does @node, of the recipe, have ranks or hold something? The others never hear of the save. */
 bool save_takes_part(const struct csave *save, size_t node);
-
-/* ---- trace.c: what is measured of saves ---------------------------------------------------------------------------------- */
-
-void trace_entered(const struct csave *save, enum save_state state);
-void trace_ended(const struct csave *save, int result); /* before the ranks are told */
 
 /* ---- tell.c ---------------------------------------------------------------------------------------------------------------- */
 

@@ -167,6 +167,7 @@ int save_keep(struct csave *save, struct error *e)
 	size_t node;
 	int r = 0;
 
+	trace_at(save, STATION_KEEP);
 	for (size_t i = 0; i < save->recipe->n_nodes; i++)
 		n += save->nodes[i].keeps && !save->nodes[i].lost;
 	if (n < wanted && next_keeper(save) != SIZE_MAX)
@@ -178,8 +179,8 @@ int save_keep(struct csave *save, struct error *e)
 			break; /* it has no room for it */
 	}
 	if (r || n < wanted)
-		logm(LOG_WARN, "save.keepers", "save=%016" PRIx64 " wanted=%u got=%u: its coordinator must not be lost",
-		     save->save_id, wanted, n);
+		logm(LOG_WARN, "save.keepers", "save=%016" PRIx64 " group=%s wanted=%u got=%u", save->save_id,
+		     save->group->name, wanted, n);
 	point_reached(POINT_SAVE_KEPT);
 	return r == -ECANCELED || r == -ERR_ESTALEEPOCH ?
 		       r :

@@ -88,6 +88,7 @@ struct msave {
 	struct block **received; /* beside part.receives; pinned */
 	bool asking;		 /* a G_RESERVE of it is under way */
 	bool admitted;		 /* blocks and received have their room */
+	uint32_t last_rank;	 /* that reported what it captured */
 	struct turn turn;
 	struct extra *extras;
 	size_t n_extras;

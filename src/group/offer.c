@@ -144,6 +144,7 @@ static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, str
 	memcpy(save->ranks, group->ranks, group->size * sizeof(*save->ranks));
 	list_append(&group->saves, &save->link);
 	count(COUNT_SAVES_BEGUN, 1);
+	trace_begin(save);
 	*ret = save;
 	return 0;
 }
@@ -205,6 +206,7 @@ static int count_ranks(struct csave *save, const struct msg_g_offer *offer)
 	while (!r && elem_rank_offer_next(&ranks, &rank) == 0) {
 		save->n_offered += !save->offered[rank.rank];
 		save->offered[rank.rank] = true;
+		trace_offered(save, rank.rank);
 		if (rank.rank || save->attributes.len)
 			continue;
 		r = buf_append(&save->attributes, offer->attributes.bytes.ptr, offer->attributes.bytes.len);

@@ -353,6 +353,7 @@ static int upload_round(struct csave *save, struct version *version, struct draf
 	for (size_t i = 0; !r && i < n; i++) {
 		calls[i].node = save->recipe->nodes[packs[i].node];
 		calls[i].index = packs[i].node;
+		calls[i].bytes = packs[i].bytes;
 		r = lay_out(version, &packs[i]);
 		if (!r)
 			r = name_pack(save, drafts, &packs[i]);
@@ -361,6 +362,7 @@ static int upload_round(struct csave *save, struct version *version, struct draf
 	}
 	if (!r)
 		r = fan_survive(save->group->groups, MSG_G_UPLOAD, calls, n, deadline_ns, e);
+	trace_calls(save, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++) {
 		packs[i].written = !calls[i].result;
@@ -403,6 +405,7 @@ static int upload(struct csave *save, struct version *version, struct drafts *dr
 {
 	int r;
 
+	trace_at(save, STATION_PACKS);
 	do {
 		r = check_waiting(save, drafts, e);
 		if (!r)
@@ -431,6 +434,7 @@ static int open_slot(struct csave *save, const struct fence *fence, uint64_t dea
 	struct cgroup *group = save->group;
 	int r;
 
+	trace_at(save, STATION_SLOT);
 	for (;;) {
 		r = slot_open(group->groups->bundles, view_str(group->tenant), view_str(save->bundle), save->save_id,
 			      save->parent, fence, deadline_ns, &save->slot, e);
@@ -450,6 +454,7 @@ static int publish(struct csave *save, struct version *version, const struct fen
 	int r;
 
 	save->publishing = true;
+	trace_at(save, STATION_SEGMENTS);
 	for (;;) {
 		r = slot_publish(save->group->groups->bundles, &save->slot, version, fence, deadline_ns, e);
 		if (!is_away(r))
@@ -476,6 +481,8 @@ int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 		r = upload(save, version, &drafts, deadline_ns, e);
 	if (!r)
 		r = publish(save, version, &fence, deadline_ns, e);
+	if (version)
+		trace_published(save, version); /* if it came so far */
 	if (!r || r == -ERR_EUNINDEXED) {
 		save->version = version->number;
 		save->stored_bytes = version->stored_bytes;

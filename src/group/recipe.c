@@ -7,8 +7,6 @@
 
 #include "group/inside.h"
 
-#define RATE_UNKNOWN 1000000000 /* bytes per s that a node counts with whose way to the store has no configured rate */
-
 struct recipe *recipe_new(uint32_t n_ranks)
 {
 	struct recipe *recipe = calloc(1, sizeof(*recipe));

@@ -238,6 +238,7 @@ static int ask_room(struct csave *save, size_t node, const struct node_part *par
 	int r = msg_g_reserve_encode(&reserve, &call->body);
 	if (!r)
 		r = fan_out(save->group->groups, MSG_G_RESERVE, call, 1, drain_deadline(save), e);
+	trace_calls(save, call, 1);
 	if (!r)
 		r = read_room(save, call, ret_need, e);
 	fan_free(call, 1);
@@ -388,6 +389,7 @@ static int ask_reports(struct csave *save, enum msg_type type, bool hinted, stru
 		r = fan_out(groups, type, calls, n, drain_deadline(save), e);
 	else if (!r)
 		r = fan_survive(groups, type, calls, n, drain_deadline(save), e);
+	trace_reports(save, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)
@@ -431,8 +433,11 @@ static int save_capture(struct csave *save, bool *ret_hinted, struct error *e)
 	if (!r && hinted && first_conflict(save, &block)) {
 		hinted = false;
 		save_state_move(&save->state, SAVE_CAPTURING);
+		trace_at(save, STATION_CAPTURE);
 		r = ask_reports(save, MSG_G_CAPTURE, false, e);
 	}
+	if (!r)
+		trace_at(save, STATION_VERDICT);
 	const struct block_report *conflict = r ? NULL : first_conflict(save, &block);
 	if (conflict)
 		r = replica_error(save, conflict, block, e);
@@ -443,6 +448,7 @@ static int save_capture(struct csave *save, bool *ret_hinted, struct error *e)
 /* After a hinted capture the daemons hash what they hold; replicas that turn out to differ are replaced by copies. */
 static int save_digest(struct csave *save, struct error *e)
 {
+	trace_at(save, STATION_DIGEST);
 	int r = ask_reports(save, MSG_G_DIGEST, false, e);
 
 	for (size_t b = 0; !r && b < save->recipe->plan.n_blocks; b++)
@@ -471,7 +477,7 @@ void save_lose_node(struct csave *save, size_t node, const char *why)
 	save->nodes[node].lost = true;
 	save->n_lost++;
 	snprintf(save->nodes[node].why, sizeof(save->nodes[node].why), "%.150s", why);
-	logm(LOG_WARN, "save.node-lost", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " node=%s why=\"%s\"",
+	logm(LOG_WARN, "save.node-lost", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " peer=%s words=\"%s\"",
 	     save->save_id, save->group->name, save->bundle, save->step, save->recipe->nodes[node], why);
 }
 
@@ -519,6 +525,7 @@ static int save_finish(struct csave *save, struct error *e)
 
 	do {
 		seen = save->n_lost;
+		trace_at(save, STATION_COPY);
 		r = save_copy(save, e); /* until every block has its R verified holders */
 		if (!r)
 			r = save_keep(save, e); /* what a successor needs */
@@ -526,6 +533,7 @@ static int save_finish(struct csave *save, struct error *e)
 	if (r)
 		return r;
 	point_reached(POINT_SAVE_STAGED);
+	trace_at(save, STATION_STAGED);
 	r = save->short_of_copies ? 0 : reach(save, SAVE_STAGED, e);
 	if (!r)
 		r = save_publish(save, drain_deadline(save), e); /* slot, packs, segments, root, index */
@@ -544,16 +552,19 @@ static int save_capture_all(struct csave *save, struct error *e)
 	if (r)
 		return r;
 	save->begun_ns = env_now(save->group->groups->env);
+	trace_at(save, STATION_PLAN);
 	r = save_make_plan(save, e); /* pure: holders, copies, uploaders; or the plan of the save before */
 	if (r)
 		return r;
 	point_reached(POINT_SAVE_PLANNED);
 	enter(save, SAVE_RESERVING);
+	trace_at(save, STATION_RESERVE);
 	r = save_reserve(save, e); /* the group's bytes on every node, before any byte moves */
 	if (r)
 		return r;
 
 	enter(save, SAVE_CAPTURING);
+	trace_at(save, STATION_CAPTURE);
 	r = save_capture(save, &hinted, e); /* returns when the named holders have every block and replicas agree */
 	if (r)
 		return r;
@@ -680,6 +691,7 @@ int save_life(void *arg)
 	save_settle(save, r);
 	list_remove(&save->link);
 	wake_all(&save->changed);
+	trace_left(save);
 	csave_put(save);
 	return 0;
 }

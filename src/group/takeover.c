@@ -282,6 +282,7 @@ static int resume_from(struct cgroup *group, const struct msg_g_keep *keep, stru
 	     save->save_id, group->name, save->bundle, save->step, group->epoch);
 	struct csave *started = TAKE(save);
 	list_append(&group->saves, &started->link);
+	trace_begin(started);
 	return 0;
 }
 
@@ -321,7 +322,8 @@ static void give_up(struct takeover *t, const struct found *found, int code, con
 			" of %s: node %s, which coordinated it, was lost, and its successor cannot finish it: %s",
 			found->step, found->bundle, t->group->before, why);
 	stage.words = view_str(words.text);
-	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s why=\"%s\"", found->save_id, t->group->name, why);
+	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s words=\"%s\"", found->save_id, t->group->name,
+	     why);
 	for (size_t i = 0; calls && i < t->n_calls; i++) {
 		calls[i].node = t->calls[i].node;
 		(void)msg_g_stage_encode(&stage, &calls[i].body);

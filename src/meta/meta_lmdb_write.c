@@ -358,7 +358,7 @@ static int mend(struct lmdb *l)
 	if (rc)
 		logm(LOG_ERROR, "meta.index-not-written", "words=\"%s\"", e.text);
 	else
-		logm(LOG_WARN, "meta.index-moved", "index=%s why=\"%s\"", l->path, mdb_strerror(was));
+		logm(LOG_WARN, "meta.index-moved", "index=%s words=\"%s\"", l->path, mdb_strerror(was));
 	return rc ? was : 0;
 }
 

@@ -41,6 +41,7 @@
 	X(31, REBUILD) /* empty -> msg_rebuild_reply */                                      \
 	X(32, RETAIN)  /* msg_retain -> empty */                                             \
 	X(33, COLLECT) /* msg_collect -> msg_collect_reply */                                \
+	X(40, TRACE)   /* msg_trace -> msg_trace_reply */                                    \
 	/* daemon -> client, without a reply; request = the client's number of the save or load */ \
 	X(48, ARENA)   /* msg_arena, with a descriptor */                                    \
 	X(49, GRANT)   /* msg_grant: spans to fill */                                        \
@@ -65,7 +66,8 @@
 	X(78, G_KEEP)  /* msg_g_keep -> msg_save_reply. From the coordinator: what a successor needs */ \
 	X(79, G_RECOVER) /* msg_g_recover -> msg_g_recover_reply. From a successor, as the next ones: what is under way */ \
 	X(80, G_KEPT)  /* msg_save_id -> msg_g_keep */                                       \
-	X(81, G_HELD)  /* msg_save_id -> msg_numbers: the blocks that the node holds */
+	X(81, G_HELD)  /* msg_save_id -> msg_numbers: the blocks that the node holds */ \
+	X(96, G_TRACE) /* msg_g_trace -> msg_trace_reply: what the node coordinates, or did */
 
 /* clang-format on */
 enum msg_type {
@@ -175,6 +177,18 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 /* bundle empty: all of the tenant's. counts: by name. unclear: keys, the first of them. */
 #define MSG_collect(F)	     F(str, bundle)
 #define MSG_collect_reply(F) F(list, counts) F(list, unclear)
+/*
+ * How saves went: that with save_id; those that published `version` of the bundle; or with neither, those of now. at_ns, took_ns: since the
+ * save began; rank UINT32_MAX: none. silent: nodes that did not answer, which may know more.
+ */
+#define ELEM_station(F) F(str, name) F(u64, at_ns) F(u64, took_ns)
+#define ELEM_hop(F)	F(str, station) F(str, node) F(u64, took_ns) F(u64, bytes) F(u32, rank)
+#define ELEM_trace(F)                                                                                                    \
+	F(u64, save_id) F(str, node) F(str, group) F(str, bundle) F(u64, step) F(u64, version) F(str, state) F(u32, code) \
+	F(str, words) F(u32, ended) F(u32, n_ranks) F(u32, n_nodes) F(u32, copies) F(u64, offered_bytes) F(u64, unique_bytes) \
+	F(u64, stored_bytes) F(u64, took_ns) F(u64, bound_ns) F(u64, planned_ns) F(list, stations) F(list, hops)
+#define MSG_trace(F)	   F(u64, save_id) F(str, bundle) F(u64, version)
+#define MSG_trace_reply(F) F(list, traces) F(list, silent)
 
 /* ---- peers -------------------------------------------------------------------------------------------------------------- */
 
@@ -209,7 +223,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_reserve_reply(F) F(u32, need_items) F(u32, full) F(str, words)
 #define MSG_g_capture(F) F(u64, save_id) F(u32, hinted) F(u64, epoch)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
-#define MSG_g_capture_reply(F) F(list, filled)
+#define MSG_g_capture_reply(F) F(list, filled) F(u64, bytes) F(u32, last_rank) /* captured there; the last rank to be done */
 #define MSG_save_id(F)	       F(u64, save_id) F(u64, epoch)
 #define ELEM_g_copy(F)	       F(u32, block) F(digest, digest) F(u32, bytes) F(u32, crc) F(u32, from)
 #define ELEM_name(F)	       F(str, name)
@@ -251,6 +265,8 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
 
+#define MSG_g_trace(F) F(str, tenant) F(u64, save_id) F(str, bundle) F(u64, version)
+
 /* clang-format on */
 
 enum item_flags { ITEM_LOWEST_WINS = 1 };    /* the lowest rank's bytes count, others are not looked at */
@@ -267,11 +283,11 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply)
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(trace) X(trace_reply) X(g_trace)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
-	X(place) X(report) X(g_recovered)
+	X(place) X(report) X(g_recovered) X(station) X(hop) X(trace)
 
 /* clang-format on */
 
