@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,6 +56,38 @@ class Watch:
         self.laps[name], self.last = now - self.last, now
 
 
+class Peak:
+    """The most memory of its own, beside its pool, that any daemon of a cluster has had so far."""
+
+    def __init__(self, cluster):
+        self.cluster, self.bytes, self.over = cluster, 0, threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+
+    def look(self):
+        for daemon in self.cluster.daemons:
+            lines = Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
+            self.bytes = max(self.bytes, int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) << 10)
+
+    def watch(self):
+        while not self.over.wait(0.02):
+            self.look()
+
+    def __enter__(self):
+        self.look()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.over.set()
+        self.thread.join()
+
+    def check(self, n, item_bytes, in_hand):
+        """n blocks in flight, and so many lists of n items: 64 MiB, 256 bytes a block, 512 bytes, name and boxes an item."""
+        most = 64 * job.MIB + 256 * n + in_hand * n * (512 + item_bytes)
+        print(f"a daemon had at most {self.bytes >> 20} MiB of memory; {most >> 20} are promised")
+        assert self.bytes <= most
+
+
 # ---- items ----------------------------------------------------------------------------------------------------------------
 
 
@@ -72,7 +105,9 @@ def save_and_read(cluster, n, ranks):
         saving.durable.wait(LONG_LIMIT_S)
         rank or watch.lap("durable")
 
-    job.good(job.ranks(cluster, ranks, body))
+    with Peak(cluster) as peak:
+        job.good(job.ranks(cluster, ranks, body))
+    peak.check(n, 12 + 2 * 16, 2)  # the save, and the version that it becomes
     with cluster.connect(1) as fb:
         watch.lap("")
         version = fb.open(bundle)
@@ -92,8 +127,11 @@ def save_and_read(cluster, n, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])  # a rank may offer all that a version may have
-def test_items_in_a_version(cluster, ranks):
-    times = {n: save_and_read(cluster, n, ranks) for n in ITEM_COUNTS}
+def test_items_in_a_version(tmp_path, ranks):
+    times = {}
+    for n in ITEM_COUNTS:
+        with job.Cluster(tmp_path / f"items-{n}", 2, pool=64 * job.MIB + 256 * n) as cluster:
+            times[n] = save_and_read(cluster, n, ranks)
     for n, laps in times.items():
         print(f"{n:8} items: " + ", ".join(f"{name} {lap:.2f} s" for name, lap in laps.items()), f"({SAMPLE} read)")
     for less, more in zip(ITEM_COUNTS, ITEM_COUNTS[1:]):
@@ -120,20 +158,24 @@ def test_a_rank_that_offers_and_wants_more_than_fits_into_many_frames(cluster):
                     loading.into(name, memoryview(out).cast("B", shape))
         assert outs == [i.to_bytes(4, "little") for i in range(LARGE_ITEMS)]
 
-    job.good(job.ranks(cluster, 1, save))
-    job.good(job.ranks(cluster, 2, load))
+    with job.Cluster(cluster.folder.parent / "large-items", 2) as cluster:
+        with Peak(cluster) as peak:
+            job.good(job.ranks(cluster, 1, save))
+        peak.check(LARGE_ITEMS, NAME_BYTES + 2 * 16 * DIMENSIONS, 4)  # also as it was offered, and as it is written
+        job.good(job.ranks(cluster, 2, load))
 
 
 if LONG:
 
-    def test_more_items_than_a_version_may_have_are_refused(cluster):
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_more_items_than_a_version_may_have_are_refused(cluster, ranks):
         def body(group, rank):
             with group.save("items/too-many", step=1) as saving:
-                for i in range(rank, 1_000_001, 2):
+                for i in range(rank, 1_000_001, ranks):
                     saving.add(f"item {i:07}", b"1")
             saving.durable.wait(LONG_LIMIT_S)
 
-        for error in job.ranks(cluster, 2, body):
+        for error in job.ranks(cluster, ranks, body):
             assert isinstance(error, forebay.Error) and "1000000" in str(error), error
 
 

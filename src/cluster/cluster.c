@@ -123,8 +123,19 @@ void cluster_serve(struct cluster *cluster, enum msg_type type, cluster_serve_fn
 	cluster->handlers[type] = (struct handler){ serve, arg };
 }
 
-static int call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
-		struct buf *ret_answer, struct error *e)
+/* @own: the caller's buffer, which holds @body and may be taken; or NULL. */
+static int call_self(struct cluster *cluster, enum msg_type type, struct view body, struct buf *own,
+		     uint64_t deadline_ns, struct buf *ret_answer, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf copy = { 0 };
+
+	if (!own && buf_append(&copy, body.ptr, body.len))
+		return error_set(e, -ENOMEM, "no memory for a call");
+	return serve_self(cluster, type, own ? own : &copy, deadline_ns, ret_answer, e);
+}
+
+static int call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, struct buf *own,
+		uint64_t deadline_ns, struct buf *ret_answer, struct error *e)
 {
 	struct peer *peer;
 
@@ -134,7 +145,7 @@ static int call(struct cluster *cluster, const char *node, enum msg_type type, s
 	if (cluster->stopping)
 		return error_set(e, -ESHUTDOWN, "this node is stopping");
 	if (!strcmp(node, cluster->node))
-		return serve_self(cluster, type, body, deadline_ns, ret_answer, e);
+		return call_self(cluster, type, body, own, deadline_ns, ret_answer, e);
 	int r = peer_get(cluster, node, deadline_ns, &peer, e);
 	return r ? r : peer_call(peer, type, body, deadline_ns, ret_answer, e);
 }
@@ -155,15 +166,30 @@ static enum counter counter_of_failure(int code)
 	}
 }
 
-int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
-		 struct buf *ret_answer, struct error *e)
+static int call_counted(struct cluster *cluster, const char *node, enum msg_type type, struct view body,
+			struct buf *own, uint64_t deadline_ns, struct buf *ret_answer, struct error *e)
 {
 	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
-	int r = call(cluster, node, type, body, deadline_ns, ret_answer, e);
+	int r = call(cluster, node, type, body, own, deadline_ns, ret_answer, e);
 
 	count(COUNT_CALLS, 1);
 	if (r < 0)
 		count(counter_of_failure(r), 1);
+	return r;
+}
+
+int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
+		 struct buf *ret_answer, struct error *e)
+{
+	return call_counted(cluster, node, type, body, NULL, deadline_ns, ret_answer, e);
+}
+
+int cluster_call_take(struct cluster *cluster, const char *node, enum msg_type type, struct buf *body,
+		      uint64_t deadline_ns, struct buf *ret_answer, struct error *e)
+{
+	int r = call_counted(cluster, node, type, view_buf(body), body, deadline_ns, ret_answer, e);
+
+	buf_fini(body);
 	return r;
 }
 

@@ -114,6 +114,10 @@ void cluster_unwatch(struct peer_watch *watch);
 int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, struct view body, uint64_t deadline_ns,
 		 struct buf *ret_answer, struct error *e);
 
+/* The same for a large body, which the call consumes: a node that calls itself then does not hold it twice. */
+int cluster_call_take(struct cluster *cluster, const char *node, enum msg_type type, struct buf *body,
+		      uint64_t deadline_ns, struct buf *ret_answer, struct error *e);
+
 /*
  * Serving: @serve runs in a fiber of its own for each call and may wait. @from is the caller's node; @body is valid until it
  * returns. It appends its answer to @answer and returns 0, or fails with a negative code and words.

@@ -118,7 +118,8 @@ void serve_accepted(void *arg, struct net_conn *conn);
 void incoming_end(struct incoming *in);
 /* The bulk connection that @node has made to this node, or NULL. */
 struct net_conn *incoming_bulk(struct cluster *cluster, const char *node);
-int serve_self(struct cluster *cluster, enum msg_type type, struct view body, uint64_t deadline_ns,
+/* Takes the bytes of @body over. */
+int serve_self(struct cluster *cluster, enum msg_type type, struct buf *body, uint64_t deadline_ns,
 	       struct buf *ret_answer, struct error *e);
 /* May a request of @type with that generation be served here? 0, or negative with words. Takes a higher one over. */
 int fence_check(struct cluster *cluster, unsigned type, uint32_t generation, struct error *e);

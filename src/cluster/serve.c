@@ -476,13 +476,15 @@ static int self_call_run(void *arg)
 	return 0;
 }
 
-int serve_self(struct cluster *cluster, enum msg_type type, struct view body, uint64_t deadline_ns,
+int serve_self(struct cluster *cluster, enum msg_type type, struct buf *body, uint64_t deadline_ns,
 	       struct buf *ret_answer, struct error *e)
 {
 	_cleanup_(cleanup_self_call_free) struct self_call *call = calloc(1, sizeof(*call));
 
-	if (!call || buf_append(&call->body, body.ptr, body.len))
+	if (!call)
 		return error_set(e, -ENOMEM, "no memory for a call");
+	call->body = *body;
+	*body = (struct buf){ 0 };
 	call->cluster = cluster;
 	call->type = type;
 	call->deadline_ns = deadline_ns;

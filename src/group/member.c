@@ -518,8 +518,8 @@ static int offer_once(struct msave *save, bool with_items, bool *ret_need, struc
 	int r = encode_offer(save, with_items, &body);
 
 	if (!r)
-		r = cluster_call(save->groups->cluster, save->coordinator, MSG_G_OFFER, view_buf(&body),
-				 env_in_ms(save->groups->env, DRAIN_TIMEOUT_MS), &answer, e);
+		r = cluster_call_take(save->groups->cluster, save->coordinator, MSG_G_OFFER, &body,
+				      env_in_ms(save->groups->env, DRAIN_TIMEOUT_MS), &answer, e);
 	if (!r)
 		r = msg_save_reply_decode(view_buf(&answer), &reply);
 	*ret_need = reply.need_items;
