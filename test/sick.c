@@ -146,15 +146,21 @@ static void sleep_ms(uint32_t ms)
 		;
 }
 
+/* One of what is left; never below 0. */
+static bool takes_one(_Atomic int32_t *left)
+{
+	int32_t n = atomic_load(left);
+
+	while (n > 0 && !atomic_compare_exchange_weak(left, &n, n - 1))
+		;
+	return n > 0;
+}
+
 static bool counts_down(void)
 {
 	if (!atomic_load(&control->error))
 		return false;
-	if (atomic_fetch_sub(&control->after, 1) > 0)
-		return false;
-	if (atomic_load(&control->times) < 0)
-		return true;
-	return atomic_fetch_sub(&control->times, 1) > 0;
+	return !takes_one(&control->after) && (atomic_load(&control->times) < 0 || takes_one(&control->times));
 }
 
 /* Does this call fail? Then errno is set. @path may be NULL: a call that leads nowhere. */
