@@ -73,8 +73,11 @@ static bool send_all(struct forebay_session *session)
 			core_sent(session->core, (size_t)n);
 		else if (errno == EAGAIN)
 			return false;
-		else if (errno != EINTR)
-			session->send_broken = true; /* the daemon's last words are still to be read */
+		else if (errno != EINTR) {
+			/* The daemon's last words are still to be read. It may not know yet that they are the last. */
+			session->send_broken = true;
+			(void)shutdown(session->socket, SHUT_WR);
+		}
 	}
 }
 

@@ -6,15 +6,34 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/daemon_suite.h"
 #include "client/session.h"
 #include "forebay/forebay.h"
+
+/* What the library calls, not that of libc: fails as often as this says. */
+static atomic_int sends_that_fail;
+
+__attribute__((visibility("default"))) ssize_t send(int fd, const void *p, size_t len, int flags);
+
+ssize_t send(int fd, const void *p, size_t len, int flags)
+{
+	int n = atomic_load(&sends_that_fail);
+
+	if (n > 0) {
+		atomic_store(&sends_that_fail, n - 1);
+		errno = ENOBUFS;
+		return -1;
+	}
+	return sendto(fd, p, len, flags, NULL, 0);
+}
 
 static struct forebay_session *open_session(struct daemon *d, enum manners manners)
 {
@@ -306,6 +325,25 @@ static void a_future_that_ended_since_time_ran_out_is_over(void **state)
 	free(matrix);
 }
 
+static void a_request_that_could_not_be_sent_ends_the_session_in_words(void **state)
+{
+	struct forebay_session *session = open_session(*state, GOOD);
+	struct forebay_group *group = join(session);
+	struct matrix *matrix = matrix_new();
+	struct forebay_save *save = offer(group, matrix);
+	struct forebay_future *future = future_of(save, FOREBAY_CAPTURED);
+
+	atomic_store(&sends_that_fail, 1);
+	assert_int_equal(forebay_save_submit(save), 0);
+	assert_int_equal(forebay_wait(future, 10000), -ECONNRESET); /* it never came, so no answer will */
+	assert_non_null(strstr(forebay_future_error(future), "the connection ended"));
+	forebay_future_free(future);
+	forebay_save_free(save);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	free(matrix);
+}
+
 static void handles_outlive_the_session(void **state)
 {
 	struct daemon *d = *state;
@@ -469,6 +507,7 @@ int main(void)
 		TEST(callers_that_wait_at_the_same_time_all_get_their_answers),
 		TEST(a_session_ends_while_a_caller_reads_from_its_socket),
 		TEST(a_future_that_ended_since_time_ran_out_is_over),
+		TEST(a_request_that_could_not_be_sent_ends_the_session_in_words),
 		TEST(handles_outlive_the_session),
 		TEST(freeing_a_save_that_is_not_captured_cancels_it),
 		TEST(a_forked_process_must_connect_by_itself),

@@ -378,4 +378,6 @@ void lmdb_batch_run(struct job *job)
 		if (own)
 			fail(l, batch->reqs[i], own);
 	}
+	if (rc)
+		(void)mend(l); /* without it reads fail, too, once a head could not be written */
 }
