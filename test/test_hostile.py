@@ -150,6 +150,16 @@ class Raw:
         assert not failed
         return self
 
+    def descriptors(self):
+        """Says HELLO, and takes the descriptors that come with the arenas."""
+        self.send(frame(HELLO, client_hello()))
+        fds, data = [], b""
+        while len(fds) < 2:
+            more, passed, _, _ = socket.recv_fds(self.socket, 1 << 16, 8)
+            fds, data = fds + passed, data + more
+            assert more, "it ended"
+        return fds
+
     def greet(self, hello, key=KEY):
         """As a peer. The body of the reply to its proof; ConnectionError or a failure otherwise."""
         failed, reply = self.ask(HELLO, hello, request=7)
@@ -312,12 +322,17 @@ def join(raw, request=1):
     return struct.unpack_from("<Q", body)[0]
 
 
+def offer(group, bundle, size):
+    item = text("x") + text("uint8") + u32(8) + u32(0) + box((0, size)) + box((0, size))
+    body = u64(group) + u64(1) + text(bundle) + u64(1) + u32(1) + u32(0) + u32(0) + u64(0) + listed() + u64(0) + u32(1)
+    return frame(SAVE, body + listed(item), 0, 2)
+
+
 def offered(raw, bundle, size):
     """Joins, offers one item, and takes the grants for it: the group and the granted (block, offset, bytes, arena, at)."""
     group = join(raw)
-    item = text("x") + text("uint8") + u32(8) + u32(0) + box((0, size)) + box((0, size))
-    failed, body = raw.ask(SAVE, u64(group) + u64(1) + text(bundle) + u64(1) + u32(1) + u32(0) + u32(0) + u64(0) + listed() +
-                           u64(0) + u32(1) + listed(item), 2)  # fmt: skip
+    raw.send(offer(group, bundle, size))
+    failed, body = raw.answer(SAVE, 2)
     assert not failed, body
     kind, _, _, body = raw.hear()
     while kind != GRANT:

@@ -71,7 +71,10 @@ GOOD = ["# a comment", "", "node = n", "store = dir:/nowhere/store", "meta = lmd
         ("pool = 99999999999G", ['pool: "99999999999G"']),
         ("workers = 65", ['workers: "65"', "a number up to 64"]),
         ("log = loud", ['log: "loud"', "error, warn, info or debug"]),
-        ("[other]\npool = 1G", ["section [other]", "only [forebayd]"]),
+        ("[other]\npool = 1G", ["section [other]", "only [forebayd] and [tenant NAME]"]),
+        ("[tenant blue]\ncolour = red", ['a tenant has no setting "colour"', "socket, users, pool"]),
+        ("[tenant blue]\nusers = 7, bob", ['users: "7, bob"', "numbers of users"]),
+        ("users = -1", ['users: "-1"', "numbers of users"]),
         ("no equals sign", ['not a line of the form "name = value"']),
         ("store = dir:/" + "x" * 300, ["the line has more than 199 bytes", "flag"]),
     ],
@@ -97,6 +100,24 @@ def test_a_wrong_flag_is_named_with_what_is_allowed(setting, words):
     good = ["--node=n", "--store=dir:/nowhere/store", "--meta=lmdb:/nowhere/meta"]
     status, error = run_daemon(*good, f"--{setting}")
     assert status == 2 and words in error and setting.partition("=")[0] in error
+
+
+@pytest.mark.parametrize(
+    "sections, words",
+    [
+        ("[tenant blue]\npool = 8M", "tenant blue: socket: a path is needed"),
+        ("[tenant blue]\nsocket = /b\npool = 1M", "tenant blue: pool: 1048576 bytes are too few"),
+        ("[tenant a/b]\nsocket = /b", 'tenant: "a/b"'),
+        ("[tenant default]\nsocket = /b", "tenant default: it has the socket /d already"),
+        ("[tenant blue]\nsocket = /d", "tenant blue: /d is the socket of tenant default"),
+        ("[tenant blue]\nsocket = /b\n[tenant red]\nsocket = /b", "tenant red: /b is the socket of tenant blue"),
+    ],
+)
+def test_tenants_that_cannot_be_are_named(tmp_path, sections, words):
+    config = tmp_path / "config"
+    config.write_text("\n".join([*GOOD, "socket = /d", sections, ""]))
+    status, error = run_daemon("--config", config)
+    assert status == 2 and words in error, error
 
 
 def test_the_longest_line_is_read_and_the_lines_behind_it_are_counted(tmp_path):

@@ -25,8 +25,7 @@
 
 struct bundles;
 
-int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend,
-		struct bundles **ret);
+int bundles_new(struct env *env, struct cluster *cluster, struct backend *backend, struct bundles **ret);
 /*
  * Begins what a daemon does beside its calls, once it has joined: leases on what is open here, rules applied after publications, and,
  * on the daemon that wins the lease for it, collection.

@@ -35,7 +35,6 @@ struct bundles {
 	uint32_t magic; /* BUNDLES_MAGIC */
 	struct env *env;
 	struct cluster *cluster;
-	struct store *store;
 	struct backend *backend;
 	struct list cached; /* struct version, the last used first; each holds one reference */
 	unsigned n_cached;

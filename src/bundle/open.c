@@ -11,18 +11,13 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-int bundles_new(struct env *env, struct cluster *cluster, struct store *store, struct backend *backend,
-		struct bundles **ret)
+int bundles_new(struct env *env, struct cluster *cluster, struct backend *backend, struct bundles **ret)
 {
 	struct bundles *bundles = calloc(1, sizeof(*bundles));
 
 	if (!bundles)
 		return -ENOMEM;
-	*bundles = (struct bundles){ .magic = BUNDLES_MAGIC,
-				     .env = env,
-				     .cluster = cluster,
-				     .store = store,
-				     .backend = backend };
+	*bundles = (struct bundles){ .magic = BUNDLES_MAGIC, .env = env, .cluster = cluster, .backend = backend };
 	list_init(&bundles->cached);
 	list_init(&bundles->stirring);
 	waitplace_init(&bundles->stirred);

@@ -19,7 +19,7 @@ struct shelf shelf_open(struct bed *bed, int node)
 {
 	struct shelf shelf = { .bed = bed };
 
-	EXPECT_INT(bundles_new(bed->env, bed->nodes[node].cluster, NULL, bed->backend, &shelf.bundles), 0);
+	EXPECT_INT(bundles_new(bed->env, bed->nodes[node].cluster, bed->backend, &shelf.bundles), 0);
 	shelf.bundles->grace_ns = NS_PER_MS; /* instead of a reader's lease */
 	EXPECT_INT(bundles_start(shelf.bundles), 0);
 	return shelf;

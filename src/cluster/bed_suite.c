@@ -70,7 +70,6 @@ struct cluster *bed_new(struct bed *bed, int i, const char *cluster_id, struct e
 		.meta = i ? NULL : bed->meta,
 		.meta_address = i ? cluster_address(bed->nodes[0].cluster) : NULL,
 		.backend = bed->backend,
-		.pool = node->pool,
 		.store_rate = 1000 * (uint64_t)(i + 1),
 	};
 

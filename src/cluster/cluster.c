@@ -60,9 +60,6 @@ struct greet_self greet_self_of(const struct cluster *cluster)
 		.node = cluster->node,
 		.generation = cluster->generation,
 		.incarnation = cluster->incarnation,
-		.pool_bytes = cluster->pool ? pool_arena(cluster->pool, POOL_CAPTURE)->size +
-						      pool_arena(cluster->pool, POOL_READ)->size :
-					      0,
 		.key = view_buf(&cluster->key),
 	};
 }
@@ -255,13 +252,13 @@ int cluster_new(struct env *env, const struct cluster_options *options, struct c
 		.env = env,
 		.store_rate = options->store_rate,
 		.backend = options->backend,
-		.pool = options->pool,
 		.news.fn = tell_news,
 	};
 	map_init(&cluster->peers);
 	list_init(&cluster->watches);
 	list_init(&cluster->incoming);
 	list_init(&cluster->unsent);
+	list_init(&cluster->block_sources);
 	nursery_init(&cluster->nursery, env->loop);
 	waitplace_init(&cluster->quiet);
 	waitplace_init(&cluster->meta_opened);

@@ -49,7 +49,6 @@ struct cluster_options {
 	struct meta *meta;	  /* the embedded engine, which this node then serves to its peers; or NULL and: */
 	const char *meta_address; /* of the daemon that serves it */
 	struct backend *backend;  /* for the generation's put-if-absent */
-	struct pool *pool;
 	uint64_t store_rate; /* bytes per s from this node to the store, as configured; 0: unknown (equal for all) */
 };
 
@@ -129,15 +128,24 @@ void cluster_serve(struct cluster *cluster, enum msg_type type, cluster_serve_fn
 /* ---- bulk ---- */
 /*
  * Fetches the block @digest of @bytes bytes from @node into @span: the holder pins it and sends it (FETCH, served by cluster
- * from the function given to cluster_serve_blocks). Waits; when it returns the span is not touched any more. Checks CRC and length,
+ * from what was given to cluster_serve_blocks). Waits; when it returns the span is not touched any more. Checks CRC and length,
  * not the digest. @wait_ms: how long the holder may wait for a block that is on its way to it. -ENOENT: it has not got it.
  */
-int cluster_fetch(struct cluster *cluster, const char *node, const struct digest *digest, uint32_t bytes,
-		  uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e);
-/* Finds a block for a peer, pinned, or fails (-ENOENT); may wait up to @wait_ms for one under way. Given by store/; NULL: none. */
-void cluster_serve_blocks(struct cluster *cluster,
-			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret),
-			  void *arg);
+int cluster_fetch(struct cluster *cluster, const char *node, const char *tenant, const struct digest *digest,
+		  uint32_t bytes, uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns,
+		  struct error *e);
+/*
+ * Where a tenant's blocks are found for peers: find() gives it pinned, or fails (-ENOENT); it may wait up to @wait_ms for one under
+ * way. Given by store/, one for each tenant. Tenants share no block, however equal: who asks names whose it is.
+ */
+struct block_source {
+	struct list link;
+	const char *tenant; /* kept */
+	int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret);
+	void *arg;
+};
+void cluster_serve_blocks(struct cluster *cluster, struct block_source *source);
+void cluster_unserve_blocks(struct block_source *source);
 
 /* ---- convenience for everyone above: requests to backend and meta as waiting calls ---- */
 /*

@@ -21,6 +21,7 @@
 #define MSG_ECHO    MSG_G_JOIN
 
 struct node {
+	struct block_source source;
 	char name[16];
 	struct env *env;
 	struct meta *meta;
@@ -82,12 +83,12 @@ static void node_start(struct scene *s, int i)
 		.meta = node->meta,
 		.meta_address = i ? "tcp:10.0.0.1:7000" : NULL,
 		.backend = node->backend,
-		.pool = node->pool,
 	};
 	EXPECT_CALL(cluster_new(node->env, &options, &node->cluster, &e), 0, &e);
 	cluster_serve(node->cluster, MSG_HOLD, hold, node);
 	cluster_serve(node->cluster, MSG_ECHO, echo, node);
-	cluster_serve_blocks(node->cluster, find_block, node);
+	node->source = (struct block_source){ .tenant = "t", .find = find_block, .arg = node };
+	cluster_serve_blocks(node->cluster, &node->source);
 	EXPECT_CALL(cluster_join(node->cluster, env_in_ms(node->env, 20000), &e), 0, &e);
 }
 
@@ -378,7 +379,7 @@ static int fetch_run(void *arg)
 	struct node *node = &fetch->s->nodes[0];
 	uint32_t crc = 0;
 
-	fetch->result = cluster_fetch(node->cluster, "n1", &fetch->digest, BLOCK_BYTES, 0, fetch->span, &crc,
+	fetch->result = cluster_fetch(node->cluster, "n1", "t", &fetch->digest, BLOCK_BYTES, 0, fetch->span, &crc,
 				      env_in_ms(node->env, fetch->ms), NULL);
 	if (!fetch->result)
 		EXPECT_INT(crc, crc32c(0, fetch->span, BLOCK_BYTES));

@@ -413,7 +413,7 @@ static int key_story(struct bed *bed)
 		uint32_t crc;
 		EXPECT_CALL(cluster_call(at(bed, 1), "ghost", MSG_ECHO, view_str("x"), bed_deadline(bed), NULL, &e),
 			    -EACCES, &e);
-		EXPECT_CALL(cluster_fetch(at(bed, 1), "ghost", &digest, 8, 0, span, &crc, bed_deadline(bed), &e),
+		EXPECT_CALL(cluster_fetch(at(bed, 1), "ghost", "t", &digest, 8, 0, span, &crc, bed_deadline(bed), &e),
 			    -EACCES, &e);
 		cluster_stop(stranger);
 		cluster_free(stranger);

@@ -81,13 +81,25 @@ static int block_send(struct cluster *cluster, const char *to, struct block *blo
 	return r ? error_set(e, -ENOTCONN, "sending to node %s: %s", to, error_meaning(r)) : 0;
 }
 
-/* The block that was asked for, pinned. */
-static int block_find(struct cluster *cluster, const struct digest *digest, uint32_t bytes, uint32_t wait_ms,
-		      struct block **ret, struct error *e)
+static const struct block_source *source_of(const struct cluster *cluster, struct view tenant)
 {
+	list_each(node, (struct list *)&cluster->block_sources) {
+		const struct block_source *source = list_entry(node, struct block_source, link);
+
+		if (view_equal(view_str(source->tenant), tenant))
+			return source;
+	}
+	return NULL;
+}
+
+/* The block that was asked for, pinned. */
+static int block_find(struct cluster *cluster, struct view tenant, const struct digest *digest, uint32_t bytes,
+		      uint32_t wait_ms, struct block **ret, struct error *e)
+{
+	const struct block_source *source = source_of(cluster, tenant);
 	struct block *block = NULL;
 	char hex[2 * DIGEST_BYTES + 1];
-	int r = cluster->find_block ? cluster->find_block(cluster->find_block_arg, digest, wait_ms, &block) : -ENOENT;
+	int r = source ? source->find(source->arg, digest, wait_ms, &block) : -ENOENT;
 
 	hex_encode(hex, digest->b, DIGEST_BYTES);
 	if (r)
@@ -111,7 +123,7 @@ int fetch_serve(void *arg, const char *from, struct view body, uint64_t deadline
 
 	if (msg_fetch_decode(body, &m))
 		return error_set(e, -EPROTO, "FETCH cannot be read");
-	int r = block_find(cluster, &m.digest, m.bytes, m.wait_ms, &block, e);
+	int r = block_find(cluster, m.tenant, &m.digest, m.bytes, m.wait_ms, &block, e);
 	if (r)
 		return r;
 
@@ -167,8 +179,8 @@ static int fetch_ask(struct peer *peer, const struct msg_fetch *m, uint64_t dead
 	return 0;
 }
 
-static int fetch_from_peer(struct peer *peer, const struct digest *digest, uint32_t bytes, uint32_t wait_ms,
-			   uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e)
+static int fetch_from_peer(struct peer *peer, const char *tenant, const struct digest *digest, uint32_t bytes,
+			   uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e)
 {
 	struct link *bulk = &peer->bulk;
 	uint32_t sent_crc = 0;
@@ -188,7 +200,11 @@ static int fetch_from_peer(struct peer *peer, const struct digest *digest, uint3
 		return error_set(e, r == -ENOTCONN ? -EHOSTDOWN : r, "node %s: no transfer: %s", peer->name,
 				 error_meaning(r));
 
-	const struct msg_fetch m = { .digest = *digest, .bytes = bytes, .transfer = t.id, .wait_ms = wait_ms };
+	const struct msg_fetch m = { .digest = *digest,
+				     .bytes = bytes,
+				     .transfer = t.id,
+				     .wait_ms = wait_ms,
+				     .tenant = view_str(tenant) };
 	r = fetch_ask(peer, &m, deadline_ns, &sent_crc, e);
 	if (!r)
 		r = await(&over, deadline_ns);
@@ -222,11 +238,11 @@ static int copy_run(void *arg)
 	return 0;
 }
 
-static int fetch_from_self(struct cluster *cluster, const struct digest *digest, uint32_t bytes, uint32_t wait_ms,
-			   uint8_t *span, uint32_t *ret_crc, struct error *e)
+static int fetch_from_self(struct cluster *cluster, const char *tenant, const struct digest *digest, uint32_t bytes,
+			   uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, struct error *e)
 {
 	struct block *block;
-	int r = block_find(cluster, digest, bytes, wait_ms, &block, e);
+	int r = block_find(cluster, view_str(tenant), digest, bytes, wait_ms, &block, e);
 
 	if (r)
 		return r;
@@ -243,8 +259,9 @@ static int fetch_from_self(struct cluster *cluster, const struct digest *digest,
 	return r;
 }
 
-int cluster_fetch(struct cluster *cluster, const char *node, const struct digest *digest, uint32_t bytes,
-		  uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e)
+int cluster_fetch(struct cluster *cluster, const char *node, const char *tenant, const struct digest *digest,
+		  uint32_t bytes, uint32_t wait_ms, uint8_t *span, uint32_t *ret_crc, uint64_t deadline_ns,
+		  struct error *e)
 {
 	struct peer *peer;
 
@@ -252,16 +269,19 @@ int cluster_fetch(struct cluster *cluster, const char *node, const struct digest
 	if (cluster->stopping)
 		return error_set(e, -ESHUTDOWN, "this node is stopping");
 	if (!strcmp(node, cluster->node))
-		return fetch_from_self(cluster, digest, bytes, wait_ms, span, ret_crc, e);
+		return fetch_from_self(cluster, tenant, digest, bytes, wait_ms, span, ret_crc, e);
 	int r = peer_get(cluster, node, deadline_ns, &peer, e);
-	return r ? r : fetch_from_peer(peer, digest, bytes, wait_ms, span, ret_crc, deadline_ns, e);
+	return r ? r : fetch_from_peer(peer, tenant, digest, bytes, wait_ms, span, ret_crc, deadline_ns, e);
 }
 
-void cluster_serve_blocks(struct cluster *cluster,
-			  int (*find)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret),
-			  void *arg)
+void cluster_serve_blocks(struct cluster *cluster, struct block_source *source)
 {
 	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
-	cluster->find_block = find;
-	cluster->find_block_arg = arg;
+	CHECK(!source_of(cluster, view_str(source->tenant)));
+	list_append(&cluster->block_sources, &source->link);
+}
+
+void cluster_unserve_blocks(struct block_source *source)
+{
+	list_remove(&source->link);
 }

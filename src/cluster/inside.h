@@ -161,7 +161,6 @@ struct cluster {
 	struct meta *meta;
 	bool meta_is_remote;
 	struct backend *backend;
-	struct pool *pool;
 	struct net_listener *listener;
 	char address[128];
 
@@ -180,11 +179,10 @@ struct cluster {
 	struct list unsent;	/* requests to a remote engine for which there was no fiber */
 	struct task unsent_task;
 
-	int (*find_block)(void *arg, const struct digest *digest, uint32_t wait_ms, struct block **ret);
-	void *find_block_arg;
-	uint64_t transfers;	/* the last number given */
-	unsigned n_sendings;	/* blocks being sent to peers */
-	struct waitplace quiet; /* an incoming or a sending has ended */
+	struct list block_sources; /* one of each tenant */
+	uint64_t transfers;	   /* the last number given */
+	unsigned n_sendings;	   /* blocks being sent to peers */
+	struct waitplace quiet;	   /* an incoming or a sending has ended */
 
 	bool meta_held; /* peers' requests to the engine here wait, */
 	struct waitplace meta_opened;

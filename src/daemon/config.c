@@ -15,10 +15,12 @@
 #include "base/log.h"
 #include "daemon/key.h"
 
-#define NAME_MAX_BYTES 63
-#define WORKERS_MAX    64
-#define MILLIS_MAX     3600000 /* an hour */
-#define POOL_MIN_BYTES (UINT64_C(4) << 20)
+#define NAME_MAX_BYTES	  63
+#define WORKERS_MAX	  64
+#define MILLIS_MAX	  3600000 /* an hour */
+#define POOL_MIN_BYTES	  (UINT64_C(4) << 20)
+#define TENANT_SECTION	  "tenant "
+#define TENANT_POOL_BYTES (UINT64_C(1) << 30) /* by default, as of the first */
 
 const struct config_entry config_entries[] = {
 #define X(name, kind, value, help) { #name, value, help },
@@ -92,6 +94,29 @@ static int parse_LEVEL(const char *text, uint64_t *ret, const char **ret_allowed
 	return -EINVAL;
 }
 
+/* Numbers with commas or spaces between them. Nothing: no list. */
+static int parse_USERS(const char *text, struct config_users *ret, const char **ret_allowed)
+{
+	_cleanup_(cleanup_mem) uint32_t *ids = calloc(CONFIG_USERS_MAX, sizeof(*ids));
+	unsigned n = 0;
+
+	*ret_allowed = "up to 256 numbers of users, with spaces or commas between them";
+	if (!ids)
+		return -ENOMEM;
+	for (text += strspn(text, " ,\t"); *text; text += strspn(text, " ,\t")) {
+		char *end;
+		unsigned long long id = isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : UINT64_MAX;
+
+		if (id >= UINT32_MAX || n == CONFIG_USERS_MAX || (*end && !strchr(" ,\t", *end)))
+			return -EINVAL;
+		ids[n++] = (uint32_t)id;
+		text = end;
+	}
+	free(ret->ids);
+	*ret = (struct config_users){ .ids = n ? TAKE(ids) : NULL, .n = n };
+	return 0;
+}
+
 int config_set(struct config *config, const char *name, const char *value, struct error *e)
 {
 	const char *allowed = "";
@@ -141,6 +166,19 @@ static void free_SIZE(uint64_t *value)
 	*value = 0;
 }
 
+static void free_USERS(struct config_users *users)
+{
+	free(users->ids);
+	*users = (struct config_users){ 0 };
+}
+
+static void free_tenant(struct config_tenant *tenant)
+{
+	free_TEXT(&tenant->name);
+	free_TEXT(&tenant->socket);
+	free_USERS(&tenant->users);
+}
+
 #define free_COUNT  free_SIZE
 #define free_LEVEL  free_SIZE
 #define free_MILLIS free_SIZE
@@ -150,6 +188,59 @@ void config_fini(struct config *config)
 #define X(name, kind, value, help) free_##kind(&config->name);
 	CONFIG_TABLE(X)
 #undef X
+	for (unsigned i = 0; i < config->n_tenants; i++)
+		free_tenant(&config->tenants[i]);
+	free(config->tenants);
+	config->tenants = NULL;
+	config->n_tenants = 0;
+}
+
+/* ---- sections of tenants ------------------------------------------------------------------------------------------------ */
+
+/* The tenant of that name, with its defaults when it is new. */
+static int tenant_find(struct config *config, const char *name, struct config_tenant **ret, struct error *e)
+{
+	for (unsigned i = 0; i < config->n_tenants; i++) {
+		*ret = &config->tenants[i];
+		if (!strcmp((*ret)->name, name))
+			return 0;
+	}
+	if (config->n_tenants == CONFIG_TENANTS_MAX)
+		return error_set(e, -E2BIG, "more than %d sections of tenants", CONFIG_TENANTS_MAX);
+	if (!config->tenants)
+		config->tenants = calloc(CONFIG_TENANTS_MAX, sizeof(*config->tenants));
+	if (!config->tenants)
+		return -ENOMEM;
+	struct config_tenant *tenant = &config->tenants[config->n_tenants];
+	*tenant = (struct config_tenant){ .name = strdup(name), .socket = strdup(""), .pool = TENANT_POOL_BYTES };
+	if (!tenant->name || !tenant->socket) {
+		free_tenant(tenant);
+		return -ENOMEM;
+	}
+	config->n_tenants++;
+	*ret = tenant;
+	return 0;
+}
+
+static int tenant_set(struct config *config, const char *section, const char *name, const char *value, struct error *e)
+{
+	const char *allowed = "";
+	struct config_tenant *tenant;
+	int r = tenant_find(config, section, &tenant, e);
+
+	if (r)
+		return r;
+	if (!strcmp(name, "socket"))
+		r = parse_TEXT(value, &tenant->socket, &allowed);
+	else if (!strcmp(name, "users"))
+		r = parse_USERS(value, &tenant->users, &allowed);
+	else if (!strcmp(name, "pool"))
+		r = parse_SIZE(value, &tenant->pool, &allowed);
+	else
+		return error_set(e, -EINVAL, "a tenant has no setting \"%s\"; there are socket, users, pool", name);
+	if (r == -EINVAL)
+		return error_set(e, r, "%s: \"%s\" is not allowed; it must be %s", name, value, allowed);
+	return r;
 }
 
 /* ---- the file ----------------------------------------------------------------------------------------------------------- */
@@ -190,9 +281,15 @@ static int take_setting(void *arg, const char *section, const char *name, const 
 
 	if (reading->failed_line)
 		return 0;
-	if (*section && strcmp(section, "forebayd") != 0)
-		r = error_set(&reading->error, -EINVAL, "section [%s] is not known; there is only [forebayd]", section);
-	if (!r)
+	bool of_tenant = !strncmp(section, TENANT_SECTION, strlen(TENANT_SECTION));
+
+	if (of_tenant)
+		r = tenant_set(reading->config, section + strlen(TENANT_SECTION), name, value ? value : "",
+			       &reading->error);
+	else if (*section && strcmp(section, "forebayd") != 0)
+		r = error_set(&reading->error, -EINVAL,
+			      "section [%s] is not known; there are only [forebayd] and [tenant NAME]", section);
+	if (!r && !of_tenant)
 		r = config_set(reading->config, name, value ? value : "", &reading->error);
 	if (r)
 		reading->failed_line = reading->line;
@@ -263,6 +360,37 @@ static int fill_in(struct config *config)
 	return config->node && config->domain ? 0 : -ENOMEM;
 }
 
+static int check_pool(const char *whose, uint64_t pool, struct error *e)
+{
+	if (pool >= POOL_MIN_BYTES)
+		return 0;
+	return error_set(e, -EINVAL, "%spool: %llu bytes are too few; at least %llu", whose, (unsigned long long)pool,
+			 (unsigned long long)POOL_MIN_BYTES);
+}
+
+static int check_tenant(const struct config *config, unsigned i, struct error *e)
+{
+	const struct config_tenant *tenant = &config->tenants[i];
+	int r = check_name("tenant", tenant->name, e);
+
+	if (!r && !*tenant->socket)
+		r = error_set(e, -EINVAL, "tenant %s: socket: a path is needed", tenant->name);
+	if (!r && !strcmp(tenant->name, config->tenant))
+		r = error_set(e, -EINVAL, "tenant %s: it has the socket %s already", tenant->name, config->socket);
+	if (!r && !strcmp(tenant->socket, config->socket))
+		r = error_set(e, -EINVAL, "tenant %s: %s is the socket of tenant %s", tenant->name, tenant->socket,
+			      config->tenant);
+	for (unsigned k = 0; !r && k < i; k++)
+		if (!strcmp(tenant->socket, config->tenants[k].socket))
+			r = error_set(e, -EINVAL, "tenant %s: %s is the socket of tenant %s", tenant->name,
+				      tenant->socket, config->tenants[k].name);
+	if (r)
+		return r;
+	char whose[NAME_MAX_BYTES + 16];
+	snprintf(whose, sizeof(whose), "tenant %s: ", tenant->name);
+	return check_pool(whose, tenant->pool, e);
+}
+
 int config_check(struct config *config, struct error *e)
 {
 	int r = fill_in(config);
@@ -295,8 +423,8 @@ int config_check(struct config *config, struct error *e)
 			config->listen);
 	if (!*config->socket)
 		return error_set(e, -EINVAL, "socket: a path is needed");
-	if (config->pool < POOL_MIN_BYTES)
-		return error_set(e, -EINVAL, "pool: %llu bytes are too few; at least %llu",
-				 (unsigned long long)config->pool, (unsigned long long)POOL_MIN_BYTES);
-	return 0;
+	r = check_pool("", config->pool, e);
+	for (unsigned k = 0; !r && k < config->n_tenants; k++)
+		r = check_tenant(config, k, e);
+	return r;
 }

@@ -1,5 +1,5 @@
 /*
- * daemon/config.h: what an administrator sets, by file (INI, section-less or [forebayd]) and by flags; flags win.
+ * daemon/config.h: what an administrator sets, by file (INI: section-less or [forebayd], then [tenant NAME]) and by flags; flags win.
  *
  * CONFIG_TABLE is the one list: it yields the struct, the parser, `forebayd --help`, and the table of the manual page.
  */
@@ -23,6 +23,7 @@
 	  "where peers reach it: tcp:ADDRESS:PORT on the compute network; port 0 picks one")                       \
 	X(socket, TEXT, "/run/forebay/socket", "the socket for clients on this node, mode 0660")                   \
 	X(tenant, TEXT, "default", "whose data clients of the socket see")                                         \
+	X(users, USERS, "", "numbers of the users who may connect to it; default: whoever may open the socket")    \
 	X(store, TEXT, "", "the store behind: dir:PATH, on a file system that all nodes share")                    \
 	X(meta, TEXT, "", "the meta engine: lmdb:PATH on one node, tcp:ADDRESS:PORT of that node on the others")   \
 	X(pool, SIZE, "1G", "DRAM for captures and cache, taken at start: bytes, or with K, M, G, T")              \
@@ -33,16 +34,34 @@
 	X(log, LEVEL, "info", "error, warn, info or debug")                                                        \
 	X(drain_ms, MILLIS, "60000", "how long SIGTERM waits until what is captured is durable; 0: not at all")
 
+#define CONFIG_TENANTS_MAX 63  /* beside the one of `socket` */
+#define CONFIG_USERS_MAX   256 /* of one tenant */
+
+struct config_users {
+	uint32_t *ids; /* NULL: n is 0 */
+	unsigned n;
+};
+
+/* A section [tenant NAME]. */
+struct config_tenant {
+	char *name, *socket;
+	struct config_users users;
+	uint64_t pool;
+};
+
 #define CONFIG_FIELD_TEXT   char *
 #define CONFIG_FIELD_SIZE   uint64_t
 #define CONFIG_FIELD_COUNT  uint64_t
 #define CONFIG_FIELD_LEVEL  uint64_t
 #define CONFIG_FIELD_MILLIS uint64_t
+#define CONFIG_FIELD_USERS  struct config_users
 
 struct config {
 #define X(name, kind, value, help) CONFIG_FIELD_##kind name;
 	CONFIG_TABLE(X)
 #undef X
+	struct config_tenant *tenants; /* beside the one that the settings above speak of */
+	unsigned n_tenants;
 };
 
 /* All defaults. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "bundle/bundle.h"
 #include "cluster/cluster.h"
@@ -24,12 +25,14 @@ struct daemon {
 	struct env *env;
 	struct backend *backend;
 	struct meta *meta;
-	struct pool *pool;
+	/* Of each tenant, as far as they are open. */
+	struct pool *pools[GROUPS_TENANTS_MAX];
+	struct store *stores[GROUPS_TENANTS_MAX];
+	struct door_native *doors[GROUPS_TENANTS_MAX];
+	unsigned n_pools, n_stores, n_doors;
 	struct cluster *cluster;
-	struct store *store;
 	struct bundles *bundles;
 	struct groups *groups;
-	struct door_native *door;
 	struct watch *watch; /* NULL: no HTTP door */
 	struct nursery flows;
 	bool joined, rebuild;
@@ -112,12 +115,13 @@ static int open_watch(struct daemon *daemon, const struct daemon_options *option
 {
 	const struct watch_rooms rooms = { .env = daemon->env,
 					   .cluster = daemon->cluster,
-					   .pool = daemon->pool,
+					   .pools = daemon->pools,
+					   .n_pools = daemon->n_pools,
 					   .backend = daemon->backend,
 					   .bundles = daemon->bundles,
 					   .groups = daemon->groups,
-					   .door = daemon->door,
-					   .tenant = options->tenant,
+					   .door = daemon->doors[0],
+					   .tenant = options->tenants[0].name,
 					   .joined = door_ready,
 					   .arg = daemon };
 
@@ -125,8 +129,60 @@ static int open_watch(struct daemon *daemon, const struct daemon_options *option
 		return 0;
 	int r = watch_new(&rooms, options->http, &daemon->watch, e);
 	if (!r)
-		door_native_tell_http(daemon->door, watch_address(daemon->watch));
+		door_native_tell_http(daemon->doors[0], watch_address(daemon->watch));
 	return r;
+}
+
+static int open_pools(struct daemon *daemon, const struct daemon_options *options, struct error *e)
+{
+	for (unsigned i = 0; i < options->n_tenants; i++) {
+		uint64_t half = options->tenants[i].pool_bytes / 2;
+		int r = pool_new(daemon->env, half, half, &daemon->pools[i], e);
+
+		if (r)
+			return r;
+		daemon->n_pools++;
+	}
+	return 0;
+}
+
+static int open_stores(struct daemon *daemon, const struct daemon_options *options)
+{
+	for (unsigned i = 0; i < options->n_tenants; i++) {
+		int r = store_new(daemon->env, options->tenants[i].name, daemon->pools[i], daemon->cluster,
+				  daemon->backend, &daemon->stores[i]);
+
+		if (r)
+			return r;
+		daemon->n_stores++;
+	}
+	return 0;
+}
+
+static int open_doors(struct daemon *daemon, const struct daemon_options *options, struct error *e)
+{
+	for (unsigned i = 0; i < options->n_tenants; i++) {
+		const struct daemon_tenant *tenant = &options->tenants[i];
+		const struct door_native_options door = { .socket = tenant->socket,
+							  .tenant = tenant->name,
+							  .users = tenant->users,
+							  .n_users = tenant->n_users,
+							  .first = i ? daemon->doors[0] : NULL,
+							  .alone = options->n_tenants == 1,
+							  .admin = options->admin,
+							  .cluster = daemon->cluster,
+							  .store = daemon->stores[i],
+							  .bundles = daemon->bundles,
+							  .groups = daemon->groups,
+							  .ready = door_ready,
+							  .arg = daemon };
+		int r = door_native_new(daemon->env, &door, &daemon->doors[i], e);
+
+		if (r)
+			return r;
+		daemon->n_doors++;
+	}
+	return 0;
 }
 
 static int open_rooms(struct daemon *daemon, const struct daemon_options *options, struct error *e)
@@ -140,31 +196,21 @@ static int open_rooms(struct daemon *daemon, const struct daemon_options *option
 					   .meta_address = options->meta_address,
 					   .backend = daemon->backend,
 					   .store_rate = options->store_rate };
-	struct door_native_options door = { .socket = options->socket,
-					    .tenant = options->tenant,
-					    .ready = door_ready,
-					    .arg = daemon };
-	int r = pool_new(daemon->env, options->pool_bytes / 2, options->pool_bytes / 2, &daemon->pool, e);
+	int r = open_pools(daemon, options, e);
 
-	if (r)
-		return r;
-	cluster.pool = daemon->pool;
-	r = cluster_new(daemon->env, &cluster, &daemon->cluster, e);
+	if (!r)
+		r = cluster_new(daemon->env, &cluster, &daemon->cluster, e);
 	if (!r && daemon->meta)
 		cluster_meta_hold(daemon->cluster);
 	if (!r)
-		r = store_new(daemon->env, daemon->pool, daemon->cluster, daemon->backend, &daemon->store);
+		r = open_stores(daemon, options);
 	if (!r)
-		r = bundles_new(daemon->env, daemon->cluster, daemon->store, daemon->backend, &daemon->bundles);
+		r = bundles_new(daemon->env, daemon->cluster, daemon->backend, &daemon->bundles);
 	if (!r)
-		r = groups_new(daemon->env, daemon->cluster, daemon->store, daemon->bundles, &daemon->groups);
-	if (r)
-		return r;
-	door.cluster = daemon->cluster;
-	door.store = daemon->store;
-	door.bundles = daemon->bundles;
-	door.groups = daemon->groups;
-	r = door_native_new(daemon->env, &door, &daemon->door, e);
+		r = groups_new(daemon->env, daemon->cluster, daemon->stores, daemon->n_stores, daemon->bundles,
+			       &daemon->groups);
+	if (!r)
+		r = open_doors(daemon, options, e);
 	if (!r)
 		r = open_watch(daemon, options, e);
 	return r ? r : fiber_start(&daemon->flows, "join", join, daemon);
@@ -174,6 +220,7 @@ int daemon_new(struct env *env, const struct daemon_options *options, struct dae
 {
 	struct daemon *daemon = calloc(1, sizeof(*daemon));
 
+	CHECK(options->n_tenants && options->n_tenants <= GROUPS_TENANTS_MAX);
 	if (!daemon) {
 		backend_free(options->backend);
 		meta_free(options->meta);
@@ -198,17 +245,19 @@ void daemon_stop(struct daemon *daemon)
 	nursery_fini(&daemon->flows);
 	if (daemon->watch)
 		watch_stop(daemon->watch);
-	if (daemon->door)
-		door_native_stop(daemon->door); /* no new work */
+	for (unsigned i = 0; i < daemon->n_doors; i++)
+		door_native_stop(daemon->doors[i]); /* no new work */
 	if (daemon->groups)
 		groups_stop(daemon->groups);
 	bundles_stop(daemon->bundles);
 	if (daemon->cluster)
 		cluster_stop(daemon->cluster); /* nobody calls any more, nobody is called */
-	door_native_free(TAKE(daemon->door));
+	while (daemon->n_doors)
+		door_native_free(daemon->doors[--daemon->n_doors]);
 	groups_free(TAKE(daemon->groups));
 	bundles_free(TAKE(daemon->bundles));
-	store_free(TAKE(daemon->store));
+	while (daemon->n_stores)
+		store_free(daemon->stores[--daemon->n_stores]);
 	calls_drain(daemon->backend, daemon->meta,
 		    env_in_ms(daemon->env, REQUESTS_MS)); /* requests that nobody waits for */
 }
@@ -219,7 +268,8 @@ void daemon_free(struct daemon *daemon)
 		return;
 	watch_free(daemon->watch);
 	cluster_free(daemon->cluster);
-	pool_free(daemon->pool);
+	while (daemon->n_pools)
+		pool_free(daemon->pools[--daemon->n_pools]);
 	meta_free(daemon->meta);
 	backend_free(daemon->backend);
 	free(daemon);

@@ -12,14 +12,25 @@
 
 struct daemon;
 
+/* Whoever connects to the socket is this tenant, and sees nothing of the others. */
+struct daemon_tenant {
+	const char *name, *socket;
+	const uint32_t *users; /* who may connect: kept; n_users 0: whoever may open the socket */
+	unsigned n_users;
+	uint64_t pool_bytes; /* its own room */
+};
+
 struct daemon_options {
-	const char *node, *domain, *cluster, *listen, *socket, *tenant;
+	const char *node, *domain, *cluster, *listen;
+	const struct daemon_tenant *tenants; /* at least one, at most GROUPS_TENANTS_MAX */
+	unsigned n_tenants;
+	uint32_t admin;		  /* this user and root may do what concerns all tenants, where there are several */
 	struct view key;	  /* the cluster's, which peers prove; empty: they prove nothing */
 	struct backend *backend;  /* the daemon's from here on, also when daemon_new fails */
 	struct meta *meta;	  /* embedded engine, likewise; NULL: */
 	const char *meta_address; /* of the node that has it */
 	const char *http;	  /* where those who watch reach it (door/http.h); NULL or "": nowhere */
-	uint64_t pool_bytes, store_rate;
+	uint64_t store_rate;
 	bool rebuild; /* make the index again from the store before anything else */
 };
 

@@ -136,19 +136,30 @@ static void on_stop(struct task *task)
 static int open_daemon(struct run *run, struct error *e)
 {
 	const struct config *config = &run->config;
+	struct daemon_tenant tenants[1 + CONFIG_TENANTS_MAX] = { { .name = config->tenant,
+								   .socket = config->socket,
+								   .users = config->users.ids,
+								   .n_users = config->users.n,
+								   .pool_bytes = config->pool } };
 	bool embedded = !strncmp(config->meta, "lmdb:", 5);
 	struct daemon_options options = { .node = config->node,
 					  .domain = config->domain,
 					  .cluster = config->cluster,
 					  .listen = config->listen,
-					  .socket = config->socket,
-					  .tenant = config->tenant,
+					  .tenants = tenants,
+					  .n_tenants = 1 + config->n_tenants,
+					  .admin = geteuid(),
 					  .http = config->http,
 					  .meta_address = embedded ? NULL : config->meta,
-					  .pool_bytes = config->pool,
 					  .store_rate = config->store_rate,
 					  .rebuild = run->rebuild };
 	_cleanup_(key_forget) struct buf key = { 0 };
+	for (unsigned i = 0; i < config->n_tenants; i++)
+		tenants[1 + i] = (struct daemon_tenant){ .name = config->tenants[i].name,
+							 .socket = config->tenants[i].socket,
+							 .users = config->tenants[i].users.ids,
+							 .n_users = config->tenants[i].users.n,
+							 .pool_bytes = config->tenants[i].pool };
 	int r = *config->key ? key_read(config->key, &key, e) : 0;
 
 	if (r)

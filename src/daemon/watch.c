@@ -14,21 +14,33 @@
 
 /* ---- gauges ----------------------------------------------------------------------------------------------------------------- */
 
-static void set_pool(const struct pool *pool)
+/* Of all tenants together. */
+static void set_pools(struct pool *const *pools, unsigned n_pools)
 {
-	struct pool_stats stats;
+	struct pool_stats all = { 0 };
 
-	pool_stats(pool, &stats);
-	for (int kind = 0; kind < POOL_KINDS; kind++) {
-		uint64_t taken = stats.used_bytes[kind] + stats.clean_bytes[kind];
+	for (unsigned i = 0; i < n_pools; i++) {
+		struct pool_stats stats;
 
-		count_set(COUNT_POOL_CAPTURE_BYTES + kind, stats.bytes[kind]);
-		count_set(COUNT_POOL_CAPTURE_USED + kind, stats.used_bytes[kind]);
-		count_set(COUNT_POOL_CAPTURE_CLEAN + kind, stats.clean_bytes[kind]);
-		count_set(COUNT_POOL_CAPTURE_FREE + kind, stats.bytes[kind] > taken ? stats.bytes[kind] - taken : 0);
+		pool_stats(pools[i], &stats);
+		for (int kind = 0; kind < POOL_KINDS; kind++) {
+			all.bytes[kind] += stats.bytes[kind];
+			all.used_bytes[kind] += stats.used_bytes[kind];
+			all.clean_bytes[kind] += stats.clean_bytes[kind];
+		}
+		all.blocks += stats.blocks;
+		all.evictions += stats.evictions;
 	}
-	count_set(COUNT_POOL_BLOCKS, stats.blocks);
-	count_set(COUNT_POOL_EVICTIONS, stats.evictions);
+	for (int kind = 0; kind < POOL_KINDS; kind++) {
+		uint64_t taken = all.used_bytes[kind] + all.clean_bytes[kind];
+
+		count_set(COUNT_POOL_CAPTURE_BYTES + kind, all.bytes[kind]);
+		count_set(COUNT_POOL_CAPTURE_USED + kind, all.used_bytes[kind]);
+		count_set(COUNT_POOL_CAPTURE_CLEAN + kind, all.clean_bytes[kind]);
+		count_set(COUNT_POOL_CAPTURE_FREE + kind, all.bytes[kind] > taken ? all.bytes[kind] - taken : 0);
+	}
+	count_set(COUNT_POOL_BLOCKS, all.blocks);
+	count_set(COUNT_POOL_EVICTIONS, all.evictions);
 }
 
 _Static_assert(POOL_CAPTURE == 0 && POOL_READ == 1 && POOL_KINDS == 2, "as the series of the arenas follow each other");
@@ -40,7 +52,7 @@ static void set_gauges(void *arg)
 	const struct watch_rooms *rooms = &watch->rooms;
 	unsigned up, down;
 
-	set_pool(rooms->pool);
+	set_pools(rooms->pools, rooms->n_pools);
 	cluster_peers(rooms->cluster, &up, &down);
 	count_set(COUNT_PEERS_UP, up);
 	count_set(COUNT_PEERS_DOWN, down);

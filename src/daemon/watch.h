@@ -16,11 +16,12 @@
 struct watch_rooms {
 	struct env *env;
 	struct cluster *cluster;
-	struct pool *pool;
+	struct pool *const *pools; /* kept */
+	unsigned n_pools;
 	struct backend *backend;
 	struct bundles *bundles;
 	struct groups *groups;
-	struct door_native *door;
+	struct door_native *door; /* the first */
 	const char *tenant;
 	int (*joined)(void *arg, struct error *e); /* 0, or why this node has not joined yet */
 	void *arg;

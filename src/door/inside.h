@@ -32,7 +32,9 @@ struct door_native {
 	struct env *env;
 	struct door_native_options options;
 	char *tenant;
-	const char *http; /* address of the HTTP door, or NULL */
+	const char *http;     /* address of the HTTP door, or NULL */
+	struct list sibling;  /* in the first door's */
+	struct list siblings; /* the first door's: all doors, with itself */
 	struct net_listener *listener;
 	struct nursery nursery; /* of sessions */
 	struct list sessions;
@@ -99,6 +101,8 @@ void session_expel(struct session *session, enum counter reason, const char *for
 	__attribute__((format(printf, 3, 4)));
 /* Counts and logs what a client did that was refused; its session may go on. */
 void door_refused(const struct session *session, enum counter reason, const char *words);
+/* May it do, and see, what concerns all tenants. */
+bool session_is_admin(const struct session *session);
 /* rank_events.push, with the session as arg. */
 void session_push(void *arg, enum msg_type type, uint64_t number, struct view body);
 
@@ -126,5 +130,5 @@ void ranks_fini(struct session *session);
 
 /* ---- names.c: versions, lists, administration ---- */
 handler_fn names_handler(enum msg_type type);
-void names_serve_peers(struct door_native *door); /* what other nodes' doors ask */
+void names_serve_peers(struct door_native *first); /* what other nodes' doors ask */
 void names_fini(struct session *session);

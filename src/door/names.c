@@ -355,7 +355,8 @@ static int on_collect(struct session *session, const struct request *request, st
 
 /* ---- administration --------------------------------------------------------------------------------------------------------- */
 
-static void describe_self(const struct door_native *door, struct elem_node *node)
+/* @whole: also what concerns all tenants together. */
+static void describe_self(const struct door_native *door, bool whole, struct elem_node *node)
 {
 	struct pool_stats stats;
 
@@ -364,6 +365,8 @@ static void describe_self(const struct door_native *door, struct elem_node *node
 	node->pool_used_bytes = stats.used_bytes[POOL_CAPTURE] + stats.used_bytes[POOL_READ];
 	node->http = view_str(door->http);
 	node->clients = door->n_sessions;
+	if (!whole)
+		return;
 	node->captured_bytes = count_value(COUNT_CAPTURED_BYTES);
 	node->copied_bytes = count_value(COUNT_COPIED_BYTES);
 	node->uploaded_bytes = count_value(COUNT_UPLOADED_BYTES);
@@ -371,14 +374,17 @@ static void describe_self(const struct door_native *door, struct elem_node *node
 }
 
 /* A peer's own word for itself, whose bytes lie in @answer; what cannot be learned stays 0. */
-static void ask_peer(const struct door_native *door, uint64_t deadline_ns, struct elem_node *node, struct buf *answer)
+static void ask_peer(const struct session *session, uint64_t deadline_ns, struct elem_node *node, struct buf *answer)
 {
 	_cleanup_(cleanup_mem) char *name = view_dup(node->name);
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct msg_peer_status ask = { .tenant = tenant_of(session), .whole = session_is_admin(session) };
 	struct msg_status_reply reply;
 	struct elem_node told;
 
-	if (!name ||
-	    cluster_call(door->options.cluster, name, MSG_STATUS, (struct view){ 0 }, deadline_ns, answer, NULL) ||
+	if (!name || msg_peer_status_encode(&ask, &body) ||
+	    cluster_call(session->door->options.cluster, name, MSG_STATUS, view_buf(&body), deadline_ns, answer,
+			 NULL) ||
 	    msg_status_reply_decode(view_buf(answer), &reply) || elem_node_next(&reply.nodes, &told))
 		return;
 	const struct elem_node known = *node;
@@ -390,24 +396,32 @@ static void ask_peer(const struct door_native *door, uint64_t deadline_ns, struc
 	node->up = known.up;
 }
 
-/* A peer asks what this node has to say of itself. */
+/* A peer asks what this node has to say of itself to a tenant; there need not be such a one here. */
 static int serve_peer_status(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 			     struct error *e)
 {
 	_cleanup_(list_buf_fini) struct list_buf nodes = { 0 };
-	const struct door_native *door = arg;
-	struct msg_status_reply reply = { .node = view_str(cluster_node(door->options.cluster)) };
+	const struct door_native *first = arg;
+	struct msg_status_reply reply = { .node = view_str(cluster_node(first->options.cluster)) };
 	struct elem_node node = { .name = reply.node };
+	struct msg_peer_status ask;
 
-	describe_self(door, &node);
+	if (msg_peer_status_decode(body, &ask))
+		return error_set(e, -EPROTO, "STATUS cannot be read");
+	list_each(sibling, (struct list *)&first->siblings) {
+		const struct door_native *door = list_entry(sibling, struct door_native, sibling);
+
+		if (view_equal(view_str(door->tenant), ask.tenant))
+			describe_self(door, ask.whole, &node);
+	}
 	int r = elem_node_append(&nodes, &node);
 	reply.nodes = list_buf_view(&nodes);
 	return r ? r : msg_status_reply_encode(&reply, answer);
 }
 
-void names_serve_peers(struct door_native *door)
+void names_serve_peers(struct door_native *first)
 {
-	cluster_serve(door->options.cluster, MSG_STATUS, serve_peer_status, door);
+	cluster_serve(first->options.cluster, MSG_STATUS, serve_peer_status, first);
 }
 
 static int append_nodes(struct session *session, const struct request *request, struct list_buf *list)
@@ -431,9 +445,9 @@ static int append_nodes(struct session *session, const struct request *request, 
 		};
 
 		if (view_equal(elem.name, view_str(cluster_node(door->options.cluster))))
-			describe_self(door, &elem);
+			describe_self(door, session_is_admin(session), &elem);
 		else if (elem.up)
-			ask_peer(door, deadline_ns, &elem, &answer);
+			ask_peer(session, deadline_ns, &elem, &answer);
 		r = elem_node_append(list, &elem);
 	}
 	free(nodes);
@@ -457,13 +471,15 @@ static int append_refusals(struct list_buf *list)
 	return r;
 }
 
-static int append_counters(const struct door_native *door, struct list_buf *list)
+static int append_counters(const struct session *session, struct list_buf *list)
 {
-	struct collect_counts collected;
+	const struct door_native *door = session->door;
+	struct collect_counts collected = { 0 }; /* of all tenants' bundles */
 	struct store_stats store;
 	struct pool_stats pool;
 
-	bundles_counts(door->options.bundles, &collected);
+	if (session_is_admin(session))
+		bundles_counts(door->options.bundles, &collected);
 	store_stats(door->options.store, &store);
 	pool_stats(store_pool(door->options.store), &pool);
 	const struct {
@@ -503,7 +519,7 @@ static int append_counters(const struct door_native *door, struct list_buf *list
 
 		r = elem_stat_append(list, &elem);
 	}
-	return r ? r : append_refusals(list);
+	return r || !session_is_admin(session) ? r : append_refusals(list);
 }
 
 static int on_status(struct session *session, const struct request *request, struct buf *answer, struct error *e)
@@ -515,9 +531,9 @@ static int on_status(struct session *session, const struct request *request, str
 	int r = append_nodes(session, request, &nodes);
 
 	if (!r)
-		r = groups_status(options->groups, &saves);
+		r = groups_status(options->groups, tenant_of(session), &saves);
 	if (!r)
-		r = append_counters(session->door, &counters);
+		r = append_counters(session, &counters);
 	const struct msg_status_reply reply = {
 		.node = view_str(cluster_node(options->cluster)),
 		.cluster = view_str(cluster_id(options->cluster)),
@@ -585,6 +601,12 @@ static int on_verify(struct session *session, const struct request *request, str
 static int on_rebuild(struct session *session, const struct request *request, struct buf *answer, struct error *e)
 {
 	struct rebuild_counts counts;
+
+	if (!session_is_admin(session))
+		return error_set(
+			e, -EACCES,
+			"a rebuild concerns all tenants of this cluster: only root and the daemon's own user may ask for "
+			"it");
 	int r = bundles_rebuild(session->door->options.bundles, request->deadline_ns, &counts, e);
 
 	if (r)

@@ -21,6 +21,8 @@ int door_native_new(struct env *env, const struct door_native_options *options, 
 	door->options.socket = NULL; /* the caller's */
 	nursery_init(&door->nursery, env->loop);
 	list_init(&door->sessions);
+	list_init(&door->siblings);
+	list_init(&door->sibling);
 	door->tenant = strdup(options->tenant);
 	int r = door->tenant ? buf_printf(&address, "unix:%s", options->socket) : -ENOMEM;
 	if (!r)
@@ -33,7 +35,9 @@ int door_native_new(struct env *env, const struct door_native_options *options, 
 		door_native_free(door);
 		return r;
 	}
-	names_serve_peers(door);
+	list_append(&(options->first ? options->first : door)->siblings, &door->sibling);
+	if (!options->first)
+		names_serve_peers(door);
 	*ret = door;
 	return 0;
 }
@@ -55,31 +59,44 @@ void door_native_free(struct door_native *door)
 	CHECK_MAGIC(door, DOOR_MAGIC);
 	CHECK(list_empty(&door->sessions) && nursery_is_empty(&door->nursery));
 	net_listener_close(TAKE(door->listener));
+	list_remove(&door->sibling);
 	door->magic = 0;
 	free(door->tenant);
 	free(door);
 }
 
-unsigned door_native_clients(const struct door_native *door)
-{
-	return door->n_sessions;
-}
-
-void door_native_tell_http(struct door_native *door, const char *address)
-{
-	door->http = address;
-}
-
-unsigned door_native_pids(const struct door_native *door, int32_t pids[DOOR_SESSIONS_MAX])
+unsigned door_native_clients(const struct door_native *first)
 {
 	unsigned n = 0;
 
-	list_each(node, &door->sessions) {
+	list_each(node, (struct list *)&first->siblings)
+		n += list_entry(node, struct door_native, sibling)->n_sessions;
+	return n;
+}
+
+void door_native_tell_http(struct door_native *first, const char *address)
+{
+	list_each(node, &first->siblings)
+		list_entry(node, struct door_native, sibling)->http = address;
+}
+
+static unsigned add_pids(const struct door_native *door, int32_t *pids, unsigned n)
+{
+	list_each(node, (struct list *)&door->sessions) {
 		const struct session *session = list_entry(node, struct session, link);
 
 		if (n < DOOR_SESSIONS_MAX && !session->gone)
 			pids[n++] = session->pid;
 	}
+	return n;
+}
+
+unsigned door_native_pids(const struct door_native *first, int32_t pids[DOOR_SESSIONS_MAX])
+{
+	unsigned n = 0;
+
+	list_each(node, (struct list *)&first->siblings)
+		n = add_pids(list_entry(node, struct door_native, sibling), pids, n);
 	return n;
 }
 

@@ -26,6 +26,11 @@ struct door_native;
 struct door_native_options {
 	const char *socket; /* path; mode 0660. Who may open it is one tenant: */
 	const char *tenant;
+	const uint32_t *users; /* ids of those who may come in: kept; n_users 0: whoever may open the socket */
+	unsigned n_users;
+	struct door_native *first; /* of this daemon's other tenants; NULL: this is the first door */
+	bool alone;		   /* no other tenant is served, nor ever will be */
+	uint32_t admin;		   /* this user and root may do what concerns all tenants: so may everybody if alone */
 	struct cluster *cluster;
 	struct groups *groups;
 	struct bundles *bundles;
@@ -38,10 +43,10 @@ struct door_native_options {
 /* Listens. Words name the socket: a live owner (-EADDRINUSE), a path that cannot be had. */
 int door_native_new(struct env *env, const struct door_native_options *options, struct door_native **ret,
 		    struct error *e);
-unsigned door_native_clients(const struct door_native *door); /* sessions */
+unsigned door_native_clients(const struct door_native *first); /* sessions, of all doors */
 /* Their processes; at most DOOR_SESSIONS_MAX. Returns how many. */
-unsigned door_native_pids(const struct door_native *door, int32_t pids[DOOR_SESSIONS_MAX]);
-void door_native_tell_http(struct door_native *door,
+unsigned door_native_pids(const struct door_native *first, int32_t pids[DOOR_SESSIONS_MAX]);
+void door_native_tell_http(struct door_native *first,
 			   const char *address); /* what STATUS tells of it; outlives the door */
 void door_native_stop(struct door_native *door); /* waits: nobody comes in any more, and every session has ended */
 void door_native_free(struct door_native *door); /* accepts NULL; stopped */

@@ -47,12 +47,13 @@ static void house_open(struct house *h, struct bed *bed)
 
 	*h = (struct house){ .bed = bed };
 	snprintf(h->socket, sizeof(h->socket), "%s/socket", bed->dir);
-	EXPECT_INT(store_new(bed->env, bed->nodes[0].pool, cluster, bed->backend, &h->store), 0);
-	EXPECT_INT(bundles_new(bed->env, cluster, h->store, bed->backend, &h->bundles), 0);
-	EXPECT_INT(groups_new(bed->env, cluster, h->store, h->bundles, &h->groups), 0);
+	EXPECT_INT(store_new(bed->env, "local", bed->nodes[0].pool, cluster, bed->backend, &h->store), 0);
+	EXPECT_INT(bundles_new(bed->env, cluster, bed->backend, &h->bundles), 0);
+	EXPECT_INT(groups_new(bed->env, cluster, &h->store, 1, h->bundles, &h->groups), 0);
 	const struct door_native_options options = {
 		.socket = h->socket,
 		.tenant = "local",
+		.alone = true,
 		.cluster = cluster,
 		.groups = h->groups,
 		.bundles = h->bundles,

@@ -149,12 +149,32 @@ static int share_arena(struct session *session, const struct arena *arena, bool 
 
 /* ---- HELLO ---------------------------------------------------------------------------------------------------------------------- */
 
-static int hello_check(const struct msg_hello *m, struct error *e)
+static bool may_enter(const struct session *session)
+{
+	const struct door_native_options *options = &session->door->options;
+
+	for (unsigned i = 0; i < options->n_users; i++)
+		if (options->users[i] == session->uid)
+			return true;
+	return !options->n_users;
+}
+
+bool session_is_admin(const struct session *session)
+{
+	const struct door_native_options *options = &session->door->options;
+
+	return options->alone || !session->uid || session->uid == options->admin;
+}
+
+static int hello_check(const struct session *session, const struct msg_hello *m, struct error *e)
 {
 	if (m->major_min > FRAME_MAJOR || m->major_max < FRAME_MAJOR_LEAST)
 		return error_set(e, -ERR_EVERSION,
 				 "this daemon speaks protocols %d to %d, you speak %" PRIu32 " to %" PRIu32,
 				 FRAME_MAJOR_LEAST, FRAME_MAJOR, m->major_min, m->major_max);
+	if (!may_enter(session))
+		return error_set(e, -EACCES, "user %u is not one of those who may use the socket of tenant %s",
+				 session->uid, session->door->tenant);
 	if (m->kind)
 		return error_set(e, -EPROTO, "HELLO of kind %u: here clients are spoken to", m->kind);
 	return 0;
@@ -193,9 +213,13 @@ static void on_hello(struct session *session, const struct frame_head *head, str
 	if (head->type != MSG_HELLO || (head->flags & FRAME_MORE) || msg_hello_decode(body, &m))
 		r = error_set(&e, -EPROTO, "a session begins with HELLO");
 	if (!r)
-		r = hello_check(&m, &e);
+		r = hello_check(session, &m, &e);
 	if (r) {
-		door_refused(session, r == -ERR_EVERSION ? COUNT_CLIENT_VERSION : COUNT_CLIENT_HELLO, e.text);
+		door_refused(session,
+			     r == -ERR_EVERSION ? COUNT_CLIENT_VERSION :
+			     r == -EACCES	? COUNT_CLIENT_USER :
+						  COUNT_CLIENT_HELLO,
+			     e.text);
 		if (serve_failure(session, head, r, e.text))
 			session_refuse(session, "its session was refused: %s", e.text);
 		return;

@@ -59,7 +59,7 @@ static int check_room(const struct msave *save, struct error *e)
 {
 	for (int kind = 0; kind < POOL_KINDS; kind++) {
 		const struct part_room *room = &save->part->rooms[kind];
-		uint64_t most = pool_arena(store_pool(save->groups->store), kind)->size;
+		uint64_t most = pool_arena(store_pool(save->group->share->store), kind)->size;
 
 		if (room->room_bytes > most)
 			return error_set(e, -ERR_EPOOL,
@@ -75,7 +75,7 @@ static int check_room(const struct msave *save, struct error *e)
 
 void msave_end_turn(struct msave *save)
 {
-	struct turn *next = turn_leave(&save->groups->turns, &save->turn);
+	struct turn *next = turn_leave(&save->group->share->turns, &save->turn);
 
 	if (next)
 		wake_all(&container_of(next, struct msave, turn)->changed);
@@ -85,7 +85,7 @@ static int wait_turn(struct msave *save, uint64_t deadline_ns, struct error *e)
 {
 	int r = 0;
 
-	while (!r && save->state == SAVE_RESERVING && !turn_take(&save->groups->turns, &save->turn))
+	while (!r && save->state == SAVE_RESERVING && !turn_take(&save->group->share->turns, &save->turn))
 		r = wait_at(&save->changed, deadline_ns);
 	if (r)
 		return error_set(e, r, "step %" PRIu64 " of %s: the saves before it have not got their room in time",
@@ -115,7 +115,7 @@ static int take_kind(struct msave *save, enum pool_kind kind, uint64_t until_ns,
 	int r = blocks ? 0 : -ENOMEM;
 
 	if (!r && room->n)
-		r = store_blocks_new(save->groups->store, &ask, until_ns, blocks, e);
+		r = store_blocks_new(save->group->share->store, &ask, until_ns, blocks, e);
 	if (r)
 		free(blocks);
 	else
@@ -152,7 +152,7 @@ static int try_room(struct msave *save, const struct admit_terms *terms, uint64_
 	uint64_t until_ns = terms->room_ms ? env_in_ms(save->groups->env, terms->room_ms) : 0;
 	int r = 0;
 
-	if (!terms->queue && save->groups->turns.now) {
+	if (!terms->queue && save->group->share->turns.now) {
 		(void)error_set(e, -ETIMEDOUT, "other saves wait for room");
 		return ADMIT_FULL;
 	}

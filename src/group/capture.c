@@ -203,6 +203,11 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 	if (!found && part->n_blocks)
 		return error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve.step,
 				 (int)reserve.bundle.len, reserve.bundle.ptr);
+	struct share *share;
+	if (!found)
+		r = groups_share(groups, reserve.tenant, &share, e);
+	if (r)
+		return r;
 	if (!found)
 		found = msave_new_holder(groups, reserve.tenant, reserve.group, reserve.incarnation, reserve.bundle,
 					 reserve.step, from);
@@ -228,7 +233,7 @@ static int push_grants(struct msave *save, struct moffer *offer, size_t first, s
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	struct list_buf grants = { 0 };
 	struct msg_grant grant = { .mode = save->hinted ? GRANT_HINTED : GRANT_FULL, .last = last };
-	const struct arena *arena = pool_arena(store_pool(save->groups->store), POOL_CAPTURE);
+	const struct arena *arena = pool_arena(store_pool(save->group->share->store), POOL_CAPTURE);
 	int r = 0;
 
 	for (size_t i = first; !r && i < first + n; i++) {

@@ -21,7 +21,7 @@ void mload_put(struct mload *load)
 	if (!load || --load->refs)
 		return;
 	list_remove(&load->link);
-	store_expect_end(load->group->groups->store);
+	store_expect_end(load->group->share->store);
 	mgroup_put(load->group);
 	version_put(load->version);
 	free(load->needed);
@@ -43,7 +43,7 @@ static struct mload *mload_new(struct mgroup *group, struct version *version, ui
 	group->refs++;
 	load->group = group;
 	load->version = version_get(version);
-	store_expect_begin(group->groups->store); /* as long as it lives: peers are told to get blocks from here */
+	store_expect_begin(group->share->store); /* as long as it lives: peers are told to get blocks from here */
 	load->needed = calloc(version->n_blocks + 1, sizeof(*load->needed));
 	load->source = calloc(version->n_blocks + 1, sizeof(*load->source));
 	if (!load->needed || !load->source) {
@@ -65,7 +65,7 @@ static void mload_fail(struct mload *load, int code, const char *words)
 static int encode_want(const struct mload *load, struct buf *out)
 {
 	const struct mgroup *group = load->group;
-	struct pool *pool = store_pool(group->groups->store);
+	struct pool *pool = store_pool(group->share->store);
 	struct list_buf blocks = { 0 }, held = { 0 };
 	struct msg_g_want want = { .tenant = view_str(group->tenant),
 				   .group = view_str(group->name),

@@ -45,17 +45,26 @@ static void peer_down(struct peer_watch *watch, const char *node)
 	save_node_lost(groups, node);
 }
 
-int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles,
-	       struct groups **ret)
+int groups_new(struct env *env, struct cluster *cluster, struct store *const *stores, unsigned n_stores,
+	       struct bundles *bundles, struct groups **ret)
 {
 	struct groups *groups = calloc(1, sizeof(*groups));
 
-	if (!groups)
+	CHECK(n_stores && n_stores <= GROUPS_TENANTS_MAX);
+	if (groups)
+		groups->shares = calloc(n_stores, sizeof(*groups->shares));
+	if (!groups || !groups->shares) {
+		free(groups);
 		return -ENOMEM;
+	}
+	for (unsigned i = 0; i < n_stores; i++) {
+		groups->shares[i].store = stores[i];
+		turns_init(&groups->shares[i].turns);
+	}
+	groups->n_shares = n_stores;
 	groups->magic = GROUPS_MAGIC;
 	groups->env = env;
 	groups->cluster = cluster;
-	groups->store = store;
 	groups->bundles = bundles;
 	do {
 		env->ops->random(env, &groups->token, sizeof(groups->token));
@@ -65,7 +74,6 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *store, st
 	map_init(&groups->coordinated);
 	map_init(&groups->saves);
 	list_init(&groups->msaves);
-	turns_init(&groups->turns);
 	coordinator_serve(groups);
 	member_serve(groups);
 	takeover_serve(groups);
@@ -95,15 +103,32 @@ void groups_free(struct groups *groups)
 	map_fini(&groups->coordinated);
 	map_fini(&groups->saves);
 	traces_fini(&groups->traces);
+	free(groups->shares);
 	free(groups);
+}
+
+int groups_share(const struct groups *groups, struct view tenant, struct share **ret, struct error *e)
+{
+	for (unsigned i = 0; i < groups->n_shares; i++) {
+		struct share *share = &groups->shares[i];
+
+		if (view_equal(view_str(store_tenant(share->store)), tenant)) {
+			*ret = share;
+			return 0;
+		}
+	}
+	return error_set(e, -ENOENT, "node %s does not serve tenant %.*s", cluster_node(groups->cluster),
+			 (int)(tenant.len < 64 ? tenant.len : 64), (const char *)tenant.ptr);
 }
 
 static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation)
 {
 	struct mgroup *group = calloc(1, sizeof(*group));
 
-	if (!group)
+	if (!group || groups_share(groups, tenant, &group->share, NULL)) {
+		free(group);
 		return NULL;
+	}
 	group->refs = 1;
 	group->groups = groups;
 	group->incarnation = incarnation;

@@ -29,8 +29,11 @@ struct rank_events {
 	void *arg;
 };
 
-int groups_new(struct env *env, struct cluster *cluster, struct store *store, struct bundles *bundles,
-	       struct groups **ret);
+#define GROUPS_TENANTS_MAX 64
+
+/* @stores: of each tenant that this node serves, at least one, at most GROUPS_TENANTS_MAX. */
+int groups_new(struct env *env, struct cluster *cluster, struct store *const *stores, unsigned n_stores,
+	       struct bundles *bundles, struct groups **ret);
 /*
  * Before groups_stop(), waits: takes nothing new from now on (-ESHUTDOWN), fails what is not captured, and lets what is become durable until
  * the deadline. Returns how many saves were not by then, after naming each in the log.
@@ -68,5 +71,5 @@ int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e)
 void group_load_release(struct reader *reader, struct list_view tokens);
 void group_load_free(struct reader *reader); /* unpins whatever the client still had */
 
-/* For STATUS: appends elem_save_status of the saves that this node takes part in. */
-int groups_status(struct groups *groups, struct list_buf *saves);
+/* For STATUS: appends elem_save_status of the tenant's saves that this node takes part in. */
+int groups_status(struct groups *groups, struct view tenant, struct list_buf *saves);

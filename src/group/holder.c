@@ -184,8 +184,8 @@ static int fetch_into(struct crew *crew, const struct copy *copy, struct block *
 	struct groups *groups = crew->save->groups;
 	struct digesting digesting = { .block = target };
 	uint32_t crc;
-	int r = cluster_fetch(groups->cluster, copy->from, &copy->block.digest, copy->block.bytes, 0, target->ptr, &crc,
-			      crew->deadline_ns, e);
+	int r = cluster_fetch(groups->cluster, copy->from, crew->save->group->tenant, &copy->block.digest,
+			      copy->block.bytes, 0, target->ptr, &crc, crew->deadline_ns, e);
 
 	if (!r)
 		r = env_call(groups->env, digest_on_worker, &digesting);
@@ -209,7 +209,7 @@ static int make_copy(struct crew *crew, const struct copy *copy, struct error *e
 	if (place && *place && (*place)->indexed && digest_equal(&(*place)->digest, &copy->block.digest))
 		return 0; /* ordered again: its coordinator did not hear that it came */
 	if (!place || !*place || (*place)->indexed)
-		r = store_block_new(save->groups->store, POOL_READ, copy->block.bytes,
+		r = store_block_new(save->group->share->store, POOL_READ, copy->block.bytes,
 				    env_in_ms(save->groups->env, EXTRA_ROOM_MS), &fresh, e);
 	if (r)
 		return r;
@@ -381,7 +381,7 @@ static int serve_held(void *arg, const char *from, struct view body, uint64_t de
 
 /* ---- packs ------------------------------------------------------------------------------------------------------------ */
 
-static int find_puts(struct groups *groups, struct list_view blocks, struct pack_put *puts, size_t *ret_n,
+static int find_puts(struct store *store, struct list_view blocks, struct pack_put *puts, size_t *ret_n,
 		     struct error *e)
 {
 	struct elem_g_put put;
@@ -389,7 +389,7 @@ static int find_puts(struct groups *groups, struct list_view blocks, struct pack
 	int r;
 
 	while ((r = elem_g_put_next(&blocks, &put)) == 0) {
-		struct block *block = pool_find(store_pool(groups->store), &put.digest);
+		struct block *block = pool_find(store_pool(store), &put.digest);
 
 		if (!block)
 			return error_set(e, -ENOENT, "a block of the pack is not here");
@@ -460,7 +460,7 @@ static int serve_upload(void *arg, const char *from, struct view body, uint64_t 
 	if (!puts || !key)
 		return -ENOMEM;
 	struct packing packing = { .save = save, .key = key, .puts = puts, .deadline_ns = deadline_ns };
-	r = find_puts(groups, msg.blocks, puts, &n, e);
+	r = find_puts(save->group->share->store, msg.blocks, puts, &n, e);
 	packing.n = n;
 	if (!r)
 		r = pack_while_wanted(&packing, e);

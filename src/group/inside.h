@@ -29,11 +29,18 @@ struct ended_save {
 };
 #define ENDED_MAX 64 /* that a coordinator remembers */
 
+/* What a tenant has of this node: room of its own, and turns of its own to take it in. No tenant waits for another's. */
+struct share {
+	struct store *store;
+	struct turns turns;
+};
+
 struct groups {
 	uint32_t magic;
 	struct env *env;
 	struct cluster *cluster;
-	struct store *store;
+	struct share *shares;
+	unsigned n_shares;
 	struct bundles *bundles;
 	uint64_t token;		     /* this daemon as a holder of leases */
 	struct nursery flows;	     /* coordinators' saves and leases */
@@ -41,7 +48,6 @@ struct groups {
 	struct map coordinated;	     /* struct cgroup by tenant, group */
 	struct map saves;	     /* struct msave by save id, once it has one */
 	struct list msaves;	     /* all struct msave of this node */
-	struct turns turns;	     /* in which they take their room */
 	uint64_t failed[FAILED_MAX]; /* ids of saves whose failure was told here last */
 	unsigned n_failed;	     /* ever */
 	struct ended_save ended[ENDED_MAX];
@@ -53,6 +59,8 @@ struct groups {
 
 /* ---- group.c: keys, notes -------------------------------------------------------------------------------------------------- */
 
+/* -ENOENT: this node does not serve that tenant. */
+int groups_share(const struct groups *groups, struct view tenant, struct share **ret, struct error *e);
 /* tenant 0 group [0 incarnation]: appended to @out. */
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
 int step_key(struct buf *out, struct view bundle, uint64_t step); /* bundle 0 step */
@@ -177,6 +185,7 @@ struct structure { /* a rank's list of items, remembered under its number */
 struct mgroup {
 	uint32_t refs;
 	struct groups *groups;
+	struct share *share; /* its tenant's */
 	char *tenant, *name, *coordinator;
 	struct buf key;
 	uint64_t incarnation, epoch;

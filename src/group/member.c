@@ -869,7 +869,7 @@ void member_stop(struct groups *groups)
 		msave_fail(list_entry(node, struct msave, link), -ESHUTDOWN, "the daemon of this node shuts down");
 }
 
-int groups_status(struct groups *groups, struct list_buf *saves)
+int groups_status(struct groups *groups, struct view tenant, struct list_buf *saves)
 {
 	int r = 0;
 
@@ -881,6 +881,8 @@ int groups_status(struct groups *groups, struct list_buf *saves)
 						   .step = save->step,
 						   .state = view_str(save_state_name(save->state)) };
 
+		if (!view_equal(view_str(store_tenant(save->group->share->store)), tenant))
+			continue;
 		for (size_t i = 0; save->part && i < save->part->n_blocks; i++)
 			if (save->part->blocks[i].mode == CAPTURE_COPY)
 				status.bytes += save->part->blocks[i].bytes;

@@ -23,6 +23,7 @@ struct need { /* some bytes of a block for one want */
 
 struct reader {
 	struct groups *groups;
+	struct store *store; /* of the version's tenant */
 	struct rank_events events;
 	struct version *version;
 	struct mload *load; /* NULL: ungrouped */
@@ -187,6 +188,11 @@ int group_load_new(struct groups *groups, struct rank *rank, const struct rank_e
 		return -ENOMEM;
 	if (load->wants.count > WANTS_MAX)
 		return error_set(e, -E2BIG, "more than %d boxes in one load", WANTS_MAX);
+	struct share *share;
+	r = groups_share(groups, view_str(version->tenant), &share, e);
+	if (r)
+		return r;
+	reader->store = share->store;
 	reader->groups = groups;
 	reader->events = rank ? rank->events : *events;
 	reader->version = version_get(version);
@@ -226,7 +232,7 @@ static int push_block(struct reader *reader, size_t first, size_t end, const str
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	struct list_buf list = { 0 };
-	const struct arena *arena = pool_arena(store_pool(reader->groups->store), POOL_READ);
+	const struct arena *arena = pool_arena(store_pool(reader->store), POOL_READ);
 	struct msg_blocks blocks;
 	int r = 0;
 
@@ -305,7 +311,7 @@ static int read_block(struct reader *reader, size_t first, size_t end)
 	ref.key = version->packs[entry->pack].key;
 	ref.pack_offset = entry->pack_offset;
 	struct error why = { 0 };
-	r = store_get(reader->groups->store, &ref, node, PEER_WAIT_MS, true, reader->deadline_ns, &block, &why);
+	r = store_get(reader->store, &ref, node, PEER_WAIT_MS, true, reader->deadline_ns, &block, &why);
 	if (r) {
 		reader->pinned_bytes -= entry->bytes;
 		return block_failed(reader, need, r, &why);

@@ -103,7 +103,6 @@ static int send_reply(struct greeting *greeting, const struct greet_self *self)
 		.generation = self->generation,
 		.node = view_str(self->node),
 		.incarnation = self->incarnation,
-		.pool_bytes = self->pool_bytes,
 		.nonce = greeting->nonce,
 	};
 	int r = msg_hello_reply_encode(&m, &body);

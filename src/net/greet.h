@@ -32,7 +32,7 @@ enum {
 struct greet_self {
 	const char *cluster, *node;
 	uint32_t generation;
-	uint64_t incarnation, pool_bytes;
+	uint64_t incarnation;
 	struct view key; /* empty: nobody proves */
 };
 

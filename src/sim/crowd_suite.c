@@ -33,13 +33,15 @@ static void node_start(struct crowd_node *node, unsigned number)
 	snprintf(node->listen, sizeof(node->listen), "tcp:10.0.0.%u:7000", number);
 	snprintf(node->socket, sizeof(node->socket), "unix:/run/n%u", number);
 	node->env = world_env_new(crowd->world, node->name);
+	const struct daemon_tenant tenant = { .name = TENANT,
+					      .socket = node->socket + strlen("unix:"),
+					      .pool_bytes = crowd->pool_bytes };
 	struct daemon_options options = { .node = node->name,
 					  .domain = node->name,
 					  .cluster = "sim",
 					  .listen = node->listen,
-					  .socket = node->socket + strlen("unix:"),
-					  .tenant = TENANT,
-					  .pool_bytes = crowd->pool_bytes };
+					  .tenants = &tenant,
+					  .n_tenants = 1 };
 
 	assert_int_equal(backend_dir_open(node->env, STORE, true, &options.backend, &e), 0);
 	if (number)

@@ -100,14 +100,16 @@ static void kill_person(struct person *person)
 static void node_start(struct node *n)
 {
 	struct history *h = n->h;
+	const struct daemon_tenant tenant = { .name = TENANT,
+					      .socket = n->socket + strlen("unix:"),
+					      .pool_bytes = h->calm || h->healed ? POOL_ENOUGH : h->pool_bytes };
 	struct daemon_options o = { .node = n->name,
 				    .domain = n->name,
 				    .cluster = "sim",
 				    .key = view_str("the key of the simulated cluster"),
 				    .listen = n->listen,
-				    .socket = n->socket + strlen("unix:"),
-				    .tenant = TENANT,
-				    .pool_bytes = h->calm || h->healed ? POOL_ENOUGH : h->pool_bytes,
+				    .tenants = &tenant,
+				    .n_tenants = 1,
 				    .rebuild = n->rebuild };
 	struct error e = { 0 };
 	int r = h->model_store ? model_backend_open(n->env, h->store, &o.backend) :

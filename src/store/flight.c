@@ -165,8 +165,8 @@ static int from_peer(struct flight *flight, const struct source *source, struct 
 {
 	struct store *store = flight->store;
 	uint32_t crc;
-	int r = cluster_fetch(store->cluster, source->name, &flight->digest, flight->bytes, source->wait_ms, block->ptr,
-			      &crc, deadline_ns, e);
+	int r = cluster_fetch(store->cluster, source->name, store->tenant, &flight->digest, flight->bytes,
+			      source->wait_ms, block->ptr, &crc, deadline_ns, e);
 
 	if (r == -ERR_EDAMAGED)
 		flight_count_damaged(flight);

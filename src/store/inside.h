@@ -62,7 +62,9 @@ int flight_wait(struct flight *flight, uint64_t deadline_ns, struct block **ret,
 struct store {
 	uint32_t magic;
 	struct env *env;
+	char *tenant;
 	struct pool *pool;
+	struct block_source source; /* for peers */
 	struct cluster *cluster;
 	struct backend *backend;
 	struct map flights;		 /* by digest */

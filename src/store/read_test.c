@@ -101,11 +101,10 @@ static int scene_run(void *arg)
 		.cluster_id = "sim",
 		.meta = s->meta,
 		.backend = s->generation,
-		.pool = s->pool,
 	};
 	EXPECT_CALL(cluster_new(s->env, &options, &s->cluster, &e), 0, &e);
 	EXPECT_CALL(cluster_join(s->cluster, env_in_ms(s->env, 20000), &e), 0, &e);
-	EXPECT_INT(store_new(s->env, s->pool, s->cluster, &s->slow, &s->store), 0);
+	EXPECT_INT(store_new(s->env, "t", s->pool, s->cluster, &s->slow, &s->store), 0);
 	EXPECT_INT(s->story(s), 0);
 	cluster_stop(s->cluster);
 	store_free(s->store);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/counter.h"
@@ -116,7 +117,8 @@ void store_expect_end(struct store *store)
 
 /* ---- life ---- */
 
-int store_new(struct env *env, struct pool *pool, struct cluster *cluster, struct backend *backend, struct store **ret)
+int store_new(struct env *env, const char *tenant, struct pool *pool, struct cluster *cluster, struct backend *backend,
+	      struct store **ret)
 {
 	struct store *store = calloc(1, sizeof(*store));
 
@@ -126,16 +128,22 @@ int store_new(struct env *env, struct pool *pool, struct cluster *cluster, struc
 	*store = (struct store){
 		.magic = STORE_MAGIC,
 		.env = env,
+		.tenant = strdup(tenant),
 		.pool = pool,
 		.cluster = cluster,
 		.backend = backend,
 	};
+	if (!store->tenant) {
+		free(store);
+		return -ENOMEM;
+	}
 	map_init(&store->flights);
 	patience_init(&store->patience);
 	for (int kind = 0; kind < POOL_KINDS; kind++)
 		list_init(&store->waiting[kind]);
 	pool_on_room(pool, room_came, store);
-	cluster_serve_blocks(cluster, find_for_peer, store);
+	store->source = (struct block_source){ .tenant = store->tenant, .find = find_for_peer, .arg = store };
+	cluster_serve_blocks(cluster, &store->source);
 	*ret = store;
 	return 0;
 }
@@ -149,9 +157,10 @@ void store_free(struct store *store)
 	for (int kind = 0; kind < POOL_KINDS; kind++)
 		CHECK(list_empty(&store->waiting[kind]));
 	pool_on_room(store->pool, NULL, NULL);
-	cluster_serve_blocks(store->cluster, NULL, NULL);
+	cluster_unserve_blocks(&store->source);
 	map_fini(&store->flights);
 	store->magic = 0;
+	free(store->tenant);
 	free(store);
 }
 
@@ -165,4 +174,10 @@ void store_stats(const struct store *store, struct store_stats *ret)
 {
 	CHECK_MAGIC(store, STORE_MAGIC);
 	*ret = store->stats;
+}
+
+const char *store_tenant(const struct store *store)
+{
+	CHECK_MAGIC(store, STORE_MAGIC);
+	return store->tenant;
 }

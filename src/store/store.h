@@ -12,7 +12,10 @@
 
 struct store;
 
-int store_new(struct env *env, struct pool *pool, struct cluster *cluster, struct backend *backend, struct store **ret);
+/* Of one tenant: @pool is that one's alone, and so is what peers are given from it. */
+int store_new(struct env *env, const char *tenant, struct pool *pool, struct cluster *cluster, struct backend *backend,
+	      struct store **ret);
+const char *store_tenant(const struct store *store);
 void store_free(
 	struct store
 		*store); /* accepts NULL; after cluster_stop(), before cluster_free(); nobody waits in it any more */

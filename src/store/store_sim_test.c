@@ -161,10 +161,9 @@ static void node_open(struct node *node, int i)
 		.meta = node->meta,
 		.meta_address = i ? "tcp:10.0.0.1:7000" : NULL,
 		.backend = node->backend,
-		.pool = node->pool,
 	};
 	EXPECT_CALL(cluster_new(node->env, &options, &node->cluster, &e), 0, &e);
-	EXPECT_INT(store_new(node->env, node->pool, node->cluster, node->backend, &node->store), 0);
+	EXPECT_INT(store_new(node->env, "t", node->pool, node->cluster, node->backend, &node->store), 0);
 	cluster_serve(node->cluster, MSG_ECHO, echo, s);
 	nursery_init(&node->workers, s->world->loop);
 }

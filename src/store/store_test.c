@@ -22,7 +22,7 @@ static int setup(void **state)
 	struct bed *bed = *state;
 
 	for (int i = 0; !r && i < BED_NODES; i++)
-		r = store_new(bed->env, bed->nodes[i].pool, bed->nodes[i].cluster, bed->backend, &stores[i]);
+		r = store_new(bed->env, "t", bed->nodes[i].pool, bed->nodes[i].cluster, bed->backend, &stores[i]);
 	return r;
 }
 
@@ -184,6 +184,36 @@ static int next_story(struct bed *bed)
 static void what_the_peer_has_not_got_comes_from_the_backend(void **state)
 {
 	bed_run(state, next_story);
+}
+
+/* Another tenant of the same node has the very block: it is not this one's, neither from a peer nor here. */
+static int tenants_story(struct bed *bed)
+{
+	struct block *block = bed_block(pool(bed, 1), POOL_READ, BYTES, 4), *none = NULL;
+	struct block_ref ref = ref_of(BYTES, 4);
+	struct pool *other_pool;
+	struct store *other;
+	static uint8_t span[BYTES]; /* too large for the stack of a fiber */
+	uint32_t crc;
+	struct error e;
+
+	EXPECT_CALL(pool_new(bed->env, MIB, MIB, &other_pool, &e), 0, &e);
+	EXPECT_INT(store_new(bed->env, "u", other_pool, bed->nodes[0].cluster, bed->backend, &other), 0);
+	EXPECT_CALL(store_get(other, &ref, "n1", 0, true, bed_deadline(bed), &none, &e), -ENOENT, &e);
+	EXPECT_CALL(cluster_fetch(bed->nodes[0].cluster, "n1", "u", &ref.digest, BYTES, 0, span, &crc,
+				  bed_deadline(bed), &e),
+		    -ENOENT, &e);
+	expect_get(bed, 0, &ref, "n1", 4);
+	EXPECT_CALL(store_get(other, &ref, NULL, 0, true, bed_deadline(bed), &none, &e), -ENOENT, &e);
+	block_unpin(block);
+	store_free(other);
+	pool_free(other_pool);
+	return 0;
+}
+
+static void what_another_tenant_has_is_nowhere(void **state)
+{
+	bed_run(state, tenants_story);
 }
 
 static int nowhere_story(struct bed *bed)
@@ -673,7 +703,7 @@ static int never_story(struct bed *bed)
 	pool_on_room(pool(bed, 0), NULL, NULL);
 	store_free(stores[0]);
 	EXPECT_CALL(pool_new(bed->env, MIB, MIB, &small, &e), 0, &e);
-	EXPECT_INT(store_new(bed->env, small, bed->nodes[0].cluster, bed->backend, &store), 0);
+	EXPECT_INT(store_new(bed->env, "t", small, bed->nodes[0].cluster, bed->backend, &store), 0);
 	EXPECT_CALL(store_block_new(store, POOL_READ, MIB + 1, bed_deadline(bed), &block, &e), -ERR_EPOOL, &e);
 	EXPECT(strstr(e.text, "1048577") && strstr(e.text, "1048576"));
 	EXPECT_CALL(store_block_new(store, POOL_READ, 8 * MIB + 1, bed_deadline(bed), &block, &e), -EINVAL, &e);
@@ -681,7 +711,7 @@ static int never_story(struct bed *bed)
 	block_unpin(block);
 	store_free(store);
 	pool_free(small);
-	EXPECT_INT(store_new(bed->env, pool(bed, 0), bed->nodes[0].cluster, bed->backend, &stores[0]), 0);
+	EXPECT_INT(store_new(bed->env, "t", pool(bed, 0), bed->nodes[0].cluster, bed->backend, &stores[0]), 0);
 	return 0;
 }
 
@@ -699,6 +729,7 @@ int main(void)
 		TEST(a_block_comes_from_the_peer_that_holds_it),
 		TEST(what_the_peer_has_not_got_comes_from_the_backend),
 		TEST(a_block_that_is_nowhere_is_said_to_be),
+		TEST(what_another_tenant_has_is_nowhere),
 		TEST(a_damaged_copy_of_a_peer_is_counted_and_the_backend_asked),
 		TEST(a_damaged_pack_is_named_and_its_bytes_are_seen_by_nobody),
 		TEST(readers_get_a_copy_of_a_captured_block),

@@ -192,10 +192,12 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* ---- peers -------------------------------------------------------------------------------------------------------------- */
 
+/* STATUS between daemons: what the node has to say to that tenant; whole: of all tenants together, too. */
+#define MSG_peer_status(F) F(str, tenant) F(u8, whole)
 #define MSG_meta(F)	  F(u8, op) F(str, in)
 #define MSG_meta_reply(F) F(u32, outcome) F(str, out)
 /* The holder pins the block and sends it as transfer `transfer` on the requester's bulk connection. */
-#define MSG_fetch(F)	   F(digest, digest) F(u32, bytes) F(u64, transfer) F(u32, wait_ms)
+#define MSG_fetch(F)	   F(digest, digest) F(u32, bytes) F(u64, transfer) F(u32, wait_ms) F(str, tenant) /* whose block it is */
 #define MSG_fetch_reply(F) F(u32, crc)
 
 #define MSG_g_join(F) F(str, tenant) F(str, group) F(str, run) F(u32, rank) F(u32, size) F(str, node)
@@ -283,7 +285,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(trace) X(trace_reply) X(g_trace)
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
