@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ASK_MS	10000 /* without a word of a save: then its coordinator is asked */
-#define SEEK_MS 500   /* between two looks for the successor of a coordinator that is gone */
+#define NAMED_MAX 8	/* ranks that an error names */
+#define ASK_MS	  10000 /* without a word of a save: then its coordinator is asked */
+#define SEEK_MS	  500	/* between two looks for the successor of a coordinator that is gone */
 
 CLEANUP_OF(struct msave *, msave_put);
 
@@ -337,21 +338,39 @@ static int seek_coordinator(struct msave *save)
 		env_in_ms(groups->env, SEEK_MS)); /* the lease has not run out, or the engine is away */
 }
 
+/* Ranks of this node did not come: the coordinator hears from here which, and the other nodes from it. */
+static void fail_incomplete(struct msave *save)
+{
+	_cleanup_(buf_fini) struct buf names = { 0 };
+	const struct rank *some = NULL;
+	struct error e = { 0 };
+	unsigned missing = 0;
+
+	list_each(node, &save->group->ranks) {
+		struct rank *rank = list_entry(node, struct rank, link);
+
+		some = rank;
+		if (!msave_offer_of(save, rank) && missing++ < NAMED_MAX)
+			(void)buf_printf(&names, "%srank %u", missing > 1 ? ", " : "", rank->number);
+	}
+	(void)error_set(
+		&e, -ERR_ERANK, "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time: %.*s%s",
+		save->step, save->bundle, missing, mgroup_ranks_due(save->group), cluster_node(save->groups->cluster),
+		(int)names.len, names.ptr, missing > NAMED_MAX ? ", ..." : "");
+	if (some)
+		tell_failed(some, view_str(save->bundle), save->step, e.code, e.text);
+	msave_fail(save, e.code, e.text);
+}
+
 /* Ranks that do not come, and a coordinator that nobody hears of again, end a save here, too: its futures and its pins have a limit. */
 static int watch_save(void *arg)
 {
 	_cleanup_(cleanup_msave_put) struct msave *save = arg;
 	struct env *env = save->groups->env;
-	char words[256];
 	int r = wait_while(save, is_gathering_here, GATHER_TIMEOUT_MS);
 
-	if (r == -ETIMEDOUT) {
-		snprintf(words, sizeof(words),
-			 "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time", save->step,
-			 save->bundle, mgroup_ranks_due(save->group) - save->n_offers, mgroup_ranks_due(save->group),
-			 cluster_node(save->groups->cluster));
-		msave_fail(save, -ERR_ERANK, words);
-	}
+	if (r == -ETIMEDOUT)
+		fail_incomplete(save);
 	uint64_t deadline_ns = env_in_ms(env, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
 	while (r != -ECANCELED && !is_over(save)) {
 		r = wait_while(save, is_undisturbed, ASK_MS);

@@ -52,7 +52,8 @@ static uint64_t drain_deadline(const struct csave *save)
 static int save_gather(struct csave *save, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf names = { 0 };
-	uint64_t deadline_ns = env_in_ms(save->group->groups->env, GATHER_TIMEOUT_MS);
+	/* a node that waits for one of its ranks knows better who is late */
+	uint64_t deadline_ns = env_in_ms(save->group->groups->env, GATHER_TIMEOUT_MS + SETTLE_MS);
 	uint32_t missing = save->recipe->n_ranks - save->n_offered;
 
 	while (save->n_offered < save->recipe->n_ranks) {
@@ -66,7 +67,8 @@ static int save_gather(struct csave *save, struct error *e)
 		missing = save->recipe->n_ranks - save->n_offered;
 		for (uint32_t i = 0, named = 0; i < save->recipe->n_ranks && named < 8; i++)
 			if (!save->offered[i])
-				(void)buf_printf(&names, "%s%u", named++ ? ", " : "", i);
+				(void)buf_printf(&names, "%srank %u on node %s", named++ ? ", " : "", i,
+						 save->ranks[i].node);
 		return error_set(e, -ERR_ERANK, "step %" PRIu64 " of %s: %u of %u ranks did not offer in time: %.*s%s",
 				 save->step, save->bundle, missing, save->recipe->n_ranks, (int)names.len, names.ptr,
 				 missing > 8 ? ", ..." : "");

@@ -224,12 +224,52 @@ static void a_load_for_which_a_rank_does_not_come_any_more_fails(void **state)
 	crowd_play(3, 1, 4 * MIB, leaver_story);
 }
 
+/* ---- a rank that never offers ---- */
+
+#define ABSENT_MS 700000 /* it is waited for 600 s */
+
+static int save_without_one(struct crowd_rank *rank)
+{
+	static const uint8_t bytes[3000] = { 1 };
+	const struct crowd_item item = { "x", 3000, 0, 3000, bytes };
+	struct error ends[CORE_STAGES];
+
+	if (rank->number == 2)
+		return fiber_sleep_until(env_in_ms(rank->env, ABSENT_MS));
+	uint64_t begun_ns = env_now(rank->env);
+	(void)crowd_save(rank, "absent", 1, NULL, &item, 1, ends);
+	assert_in_range(env_now(rank->env) - begun_ns, 0, ABSENT_MS * NS_PER_MS);
+	for (int stage = 0; stage < CORE_STAGES; stage++) {
+		assert_int_equal(ends[stage].code, -ERR_ERANK);
+		assert_non_null(strstr(ends[stage].text, "rank 2"));
+		assert_non_null(strstr(ends[stage].text, "step 1 of absent"));
+	}
+	return 0;
+}
+
+static int absent_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "absent", "0", 3, .live = save_without_one };
+
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+/* On a node of its own, beside one that has offered, and where nobody has offered to another node yet. */
+static void a_rank_that_never_offers_is_named(void **state)
+{
+	crowd_play(1, 3, 4 * MIB, absent_story);
+	crowd_play(2, 2, 4 * MIB, absent_story);
+	crowd_play(3, 1, 4 * MIB, absent_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_group_of_1024_ranks_saves_and_loads),
 		cmocka_unit_test(a_node_that_missed_the_end_of_a_save_asks_for_it),
 		cmocka_unit_test(groups_never_wait_for_each_others_room_in_a_circle),
+		cmocka_unit_test(a_rank_that_never_offers_is_named),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
