@@ -336,8 +336,9 @@ WARM_SAVES, MORE_SAVES = 25, 25
 GROWTH_BYTES = 8192  # a save, at most
 
 
-def test_each_test_that_the_page_of_troubles_names_exists():
-    named = re.findall(r"`((?:test|[a-z]+)_[a-z0-9_]{8,})`", page("field-troubles.md"))
+@pytest.mark.parametrize("name", ["field-troubles.md", "edges.md"])
+def test_each_test_that_the_page_names_exists(name):
+    named = re.findall(r"`((?:test|[a-z]+)_[a-z0-9_]{8,})`", page(name))
     files = [*ROOT.glob("test/*.py"), *ROOT.glob("python/tests/*.py"), *ROOT.glob("src/*/*_test.c"), *ROOT.glob("src/*/*_suite.c")]
     known = set(re.findall(r"\w+", "\n".join(path.read_text() for path in files)))
     assert len(named) > 40 and not [name for name in named if name not in known]

@@ -294,6 +294,30 @@ if LONG:
         print(f"{size} bytes: " + ", ".join(f"{name} {lap:.1f} s" for name, lap in watch.laps.items() if name))
 
 
+# ---- one beyond -----------------------------------------------------------------------------------------------------------
+
+BEYOND = {
+    "a group's name": (lambda fb, group: fb.join("j" * 201, run="0", rank=0, size=1, timeout=5), "200"),
+    "a run's name": (lambda fb, group: fb.join("j", run="r" * 201, rank=0, size=1, timeout=5), "200"),
+    "ranks of a group": (lambda fb, group: fb.join("j", run="0", rank=0, size=65_537, timeout=5), "65536"),
+    "copies": (lambda fb, group: job.save(group, "beyond", 1, [("x", b"x", {})], copies=4), "3"),
+    "attributes": (lambda fb, group: job.save(group, "beyond", 2, [("x", b"x", {})], attributes={"a": "b" * (32 << 10)}), "attributes"),
+    "a type's tag": (lambda fb, group: job.save(group, "beyond", 3, [("x", b"x", {"dtype": "t" * 33})]), "32 bytes"),
+    "bytes of an item": (lambda fb, group: job.save(group, "beyond", 4, [("x", b"x", {"shape": (1 << 63, 2), "start": (0, 0)})]), "x"),
+    "a label": (lambda fb, group: fb.label("beyond", "l" * 101, 1), "100"),
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_what_goes_beyond_a_limit_is_refused_in_words_and_leaves_nothing(fb, group, what):
+    before = fb.list()
+    call, words = BEYOND[what]
+    with pytest.raises((forebay.Error, ValueError), match=words):
+        call(fb, group)
+    assert fb.list() == before
+    job.save(group, job.unique("beyond"), 9, [("x", b"x", {})])  # the group and the session are as good as before
+
+
 # ---- ranks ----------------------------------------------------------------------------------------------------------------
 
 
