@@ -20,12 +20,13 @@
 #define SEND_AGAIN_MS	  5		/* until a queue that was full is tried again */
 #define PARTIAL_MAX	  BODY_MAX	/* bytes that have come in part: a client sends one message after the other */
 #define REQUEST_BYTES_MAX (1408u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
-#define DOOR_BYTES_MAX	  (2 * (uint64_t)BODY_MAX) /* of all sessions' requests, those that have come in part included */
-#define ANSWER_SEND_MS	  60000			   /* for a client to make room for an answer */
-#define ANSWER_PAGE_BYTES (512u << 10)		   /* of a list; then the page ends */
-#define ASK_PEERS_MS	  2000			   /* for what peers have to say of themselves, all together */
-#define ASK_TRACES_MS	  1000			   /* for what one node has to say of saves */
-#define PAGE_MAX	  10000			   /* entries of a list in one answer */
+#define DOOR_BYTES_MAX \
+	(2688ull << 20)		/* twice BODY_MAX: of all sessions' requests, those that have come in part included */
+#define ANSWER_SEND_MS	  60000 /* for a client to make room for an answer */
+#define ANSWER_PAGE_BYTES (512u << 10) /* of a list; then the page ends */
+#define ASK_PEERS_MS	  2000	       /* for what peers have to say of themselves, all together */
+#define ASK_TRACES_MS	  1000	       /* for what one node has to say of saves */
+#define PAGE_MAX	  10000	       /* entries of a list in one answer */
 
 struct door_native {
 	uint32_t magic;
