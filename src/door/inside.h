@@ -14,19 +14,18 @@
 #include "wire/body.h"
 
 #define DOOR_MAGIC	  UINT32_C(0x726f6f44)
-#define HELLO_MS	  10000		/* to say it */
-#define HELLO_BODY_MAX	  1024		/* bytes of a frame before it has been said */
-#define LAST_SIGN_MS	  500		/* between the end of a connection and that of its process, if both end */
-#define SEND_AGAIN_MS	  5		/* until a queue that was full is tried again */
-#define PARTIAL_MAX	  BODY_MAX	/* bytes that have come in part: a client sends one message after the other */
-#define REQUEST_BYTES_MAX (1408u << 20) /* of all requests of a session that are under way; beyond it -EBUSY */
-#define DOOR_BYTES_MAX \
-	(2688ull << 20)		/* twice BODY_MAX: of all sessions' requests, those that have come in part included */
-#define ANSWER_SEND_MS	  60000 /* for a client to make room for an answer */
-#define ANSWER_PAGE_BYTES (512u << 10) /* of a list; then the page ends */
-#define ASK_PEERS_MS	  2000	       /* for what peers have to say of themselves, all together */
-#define ASK_TRACES_MS	  1000	       /* for what one node has to say of saves */
-#define PAGE_MAX	  10000	       /* entries of a list in one answer */
+#define HELLO_MS	  10000		  /* to say it */
+#define HELLO_BODY_MAX	  1024		  /* bytes of a frame before it has been said */
+#define LAST_SIGN_MS	  500		  /* between the end of a connection and that of its process, if both end */
+#define SEND_AGAIN_MS	  5		  /* until a queue that was full is tried again */
+#define PARTIAL_MAX	  BODY_MAX	  /* bytes that have come in part: a client sends one message after the other */
+#define REQUEST_BYTES_MAX (1408u << 20)	  /* of all requests of a session that are under way; beyond it -EBUSY */
+#define DOOR_BYTES_MAX	  (2688ull << 20) /* of all sessions' requests, partial ones too: two BODY_MAX */
+#define ANSWER_SEND_MS	  60000		  /* for a client to make room for an answer */
+#define ANSWER_PAGE_BYTES (512u << 10)	  /* of a list; then the page ends */
+#define ASK_PEERS_MS	  2000		  /* for what peers have to say of themselves, all together */
+#define ASK_TRACES_MS	  1000		  /* for what one node has to say of saves */
+#define PAGE_MAX	  10000		  /* entries of a list in one answer */
 
 struct door_native {
 	uint32_t magic;
