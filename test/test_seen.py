@@ -122,6 +122,9 @@ def test_clients_come_stop_and_go(three):
         assert clients("clients")() == before + 1 and clients("clients_stopped")() == 0
         child.send_signal(signal.SIGSTOP)
         wait_until(lambda: clients("clients_stopped")() == 1, LIMIT_S, "it is stopped")
+        told = {node["name"]: node["clients_stopped"] for node in json.loads(three.run("status", "--json").stdout)["nodes"]}
+        assert told == {"node-0": 0, "node-1": 0, "node-2": 1}
+        assert re.search("^node-2 +up, 1 stopped ", three.run("status").stdout, re.M)
         assert clients("clients")() == before + 1
         child.send_signal(signal.SIGCONT)
         wait_until(lambda: clients("clients_stopped")() == 0, LIMIT_S, "it goes on")
@@ -378,5 +381,5 @@ def test_top_shows_what_moves(three):
 
 def test_top_once_is_plain(three):
     shown = three.run("top", "--once").stdout
-    assert "\033" not in shown and re.search(r"^NODE +STATE +CLIENTS +USED +POOL +CAPTURED/S", shown, re.M)
+    assert "\033" not in shown and re.search(r"^NODE +STATE +CLIENTS +STOPPED +USED +POOL +CAPTURED/S", shown, re.M)
     assert len(re.findall(r"^node-\d +up ", shown, re.M)) == NODES

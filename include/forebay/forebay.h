@@ -266,6 +266,7 @@ struct forebay_node_info {
 	uint32_t clients; /* sessions */
 	/* Since the daemon began: what it has captured, copied from others, written to the store, read from store and peers. */
 	uint64_t captured_bytes, copied_bytes, uploaded_bytes, read_bytes;
+	uint32_t clients_stopped; /* of the sessions: their process is stopped, and keeps what it holds of the pool */
 };
 struct forebay_save_info {
 	size_t size;

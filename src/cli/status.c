@@ -36,13 +36,17 @@ static void take_node(void *arg, const struct forebay_node_info *node)
 	json_object_set_new(object, "pool_used_bytes", json_u64(node->pool_used_bytes));
 	json_object_set_new(object, "http", json_string(node->http));
 	json_object_set_new(object, "clients", json_u64(node->clients));
+	json_object_set_new(object, "clients_stopped", json_u64(node->clients_stopped));
 	json_object_set_new(object, "captured_bytes", json_u64(node->captured_bytes));
 	json_object_set_new(object, "copied_bytes", json_u64(node->copied_bytes));
 	json_object_set_new(object, "uploaded_bytes", json_u64(node->uploaded_bytes));
 	json_object_set_new(object, "read_bytes", json_u64(node->read_bytes));
 	json_array_append_new(status->nodes, object);
 	table_add(table, node->name);
-	table_add(table, node->up ? "up" : "down");
+	if (node->clients_stopped)
+		table_addf(table, "up, %" PRIu32 " stopped", node->clients_stopped);
+	else
+		table_add(table, node->up ? "up" : "down");
 	table_add(table, node->address);
 	table_add(table, node->domain);
 	table_add_size(table, node->pool_used_bytes);

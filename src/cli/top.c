@@ -67,6 +67,7 @@ static void take_node(void *arg, const struct forebay_node_info *node)
 		{ "captured_bytes", node->captured_bytes },
 		{ "copied_bytes", node->copied_bytes },
 		{ "uploaded_bytes", node->uploaded_bytes },
+		{ "clients_stopped", node->clients_stopped },
 		{ "read_bytes", node->read_bytes },
 		{ "incarnation", node->incarnation },
 	};
@@ -169,18 +170,19 @@ static const char *text_of(json_t *object, const char *key)
 
 static int print_nodes(json_t *picture)
 {
-	static const char *const heads[] = { "NODE",	   "STATE",    "CLIENTS",    "USED",   "POOL",
-					     "CAPTURED/S", "COPIED/S", "UPLOADED/S", "READ/S", NULL };
+	static const char *const heads[] = { "NODE",	   "STATE",    "CLIENTS",    "STOPPED", "USED", "POOL",
+					     "CAPTURED/S", "COPIED/S", "UPLOADED/S", "READ/S",	NULL };
 	struct table table;
 	json_t *node;
 	size_t i;
 
-	table_begin(&table, "llrrrrrrr", heads);
+	table_begin(&table, "llrrrrrrrr", heads);
 	json_array_foreach(json_object_get(picture, "nodes"), i, node)
 	{
 		table_add(&table, text_of(node, "name"));
 		table_add(&table, json_is_true(json_object_get(node, "up")) ? "up" : "down");
 		table_addf(&table, "%" PRIu64, number_of(node, "clients"));
+		table_addf(&table, "%" PRIu64, number_of(node, "clients_stopped"));
 		table_add_size(&table, number_of(node, "pool_used_bytes"));
 		table_add_size(&table, number_of(node, "pool_bytes"));
 		for (const char *const *name = counters; *name; name++) {

@@ -285,6 +285,7 @@ static int tell_nodes(struct list_view nodes, const struct forebay_status_events
 			.copied_bytes = elem.copied_bytes,
 			.uploaded_bytes = elem.uploaded_bytes,
 			.read_bytes = elem.read_bytes,
+			.clients_stopped = elem.clients_stopped,
 		};
 
 		if (!name || !address || !domain || !http)

@@ -175,6 +175,7 @@ static int open_doors(struct daemon *daemon, const struct daemon_options *option
 							  .bundles = daemon->bundles,
 							  .groups = daemon->groups,
 							  .ready = door_ready,
+							  .is_stopped = options->is_stopped,
 							  .arg = daemon };
 		int r = door_native_new(daemon->env, &door, &daemon->doors[i], e);
 

@@ -30,6 +30,7 @@ struct daemon_options {
 	struct meta *meta;	  /* embedded engine, likewise; NULL: */
 	const char *meta_address; /* of the node that has it */
 	const char *http;	  /* where those who watch reach it (door/http.h); NULL or "": nowhere */
+	bool (*is_stopped)(int32_t pid); /* of a client's process; NULL: none is */
 	uint64_t store_rate;
 	bool rebuild; /* make the index again from the store before anything else */
 };

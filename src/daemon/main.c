@@ -20,6 +20,7 @@
 #include "base/point.h"
 #include "daemon/config.h"
 #include "daemon/daemon.h"
+#include "daemon/watch.h"
 #include "daemon/key.h"
 #include "env/fiber.h"
 
@@ -150,6 +151,7 @@ static int open_daemon(struct run *run, struct error *e)
 					  .n_tenants = 1 + config->n_tenants,
 					  .admin = geteuid(),
 					  .http = config->http,
+					  .is_stopped = watch_is_stopped,
 					  .meta_address = embedded ? NULL : config->meta,
 					  .store_rate = config->store_rate,
 					  .rebuild = run->rebuild };

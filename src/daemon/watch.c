@@ -65,8 +65,7 @@ static void set_gauges(void *arg)
 	pthread_mutex_unlock(&watch->lock);
 }
 
-/* Whether it is stopped by a signal, or by a debugger. */
-static bool is_stopped(int32_t pid)
+bool watch_is_stopped(int32_t pid)
 {
 	char path[64], text[512] = "";
 
@@ -91,7 +90,7 @@ static unsigned count_stopped(struct watch *watch)
 	memcpy(pids, watch->pids, n * sizeof(*pids));
 	pthread_mutex_unlock(&watch->lock);
 	for (unsigned i = 0; i < n; i++)
-		stopped += is_stopped(pids[i]);
+		stopped += watch_is_stopped(pids[i]);
 	return stopped;
 }
 

@@ -43,6 +43,8 @@ struct watch {
 	struct error why;
 };
 
+/* By a signal, or by a debugger. Reads /proc. */
+bool watch_is_stopped(int32_t pid);
 /* Opens the door at @address. */
 int watch_new(const struct watch_rooms *rooms, const char *address, struct watch **ret, struct error *e);
 const char *watch_address(const struct watch *watch); /* "ADDRESS:PORT" */

@@ -365,6 +365,7 @@ static void describe_self(const struct door_native *door, bool whole, struct ele
 	node->pool_used_bytes = stats.used_bytes[POOL_CAPTURE] + stats.used_bytes[POOL_READ];
 	node->http = view_str(door->http);
 	node->clients = door->n_sessions;
+	node->clients_stopped = door_native_stopped(door);
 	if (!whole)
 		return;
 	node->captured_bytes = count_value(COUNT_CAPTURED_BYTES);

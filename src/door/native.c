@@ -65,6 +65,18 @@ void door_native_free(struct door_native *door)
 	free(door);
 }
 
+unsigned door_native_stopped(const struct door_native *door)
+{
+	unsigned n = 0;
+
+	list_each(node, &door->sessions) {
+		const struct session *session = list_entry(node, struct session, link);
+
+		n += door->options.is_stopped && !session->gone && door->options.is_stopped(session->pid);
+	}
+	return n;
+}
+
 unsigned door_native_clients(const struct door_native *first)
 {
 	unsigned n = 0;

@@ -37,6 +37,8 @@ struct door_native_options {
 	struct store *store;
 	/* 0, or why nothing but HELLO, PING, STATUS and REBUILD is served yet, in words; NULL: everything is. */
 	int (*ready)(void *arg, struct error *e);
+	/* Whether that process is stopped; may read what the kernel tells at once. NULL: none is. */
+	bool (*is_stopped)(int32_t pid);
 	void *arg;
 };
 
@@ -44,6 +46,7 @@ struct door_native_options {
 int door_native_new(struct env *env, const struct door_native_options *options, struct door_native **ret,
 		    struct error *e);
 unsigned door_native_clients(const struct door_native *first); /* sessions, of all doors */
+unsigned door_native_stopped(const struct door_native *door);  /* of this one's, those whose process is stopped */
 /* Their processes; at most DOOR_SESSIONS_MAX. Returns how many. */
 unsigned door_native_pids(const struct door_native *first, int32_t pids[DOOR_SESSIONS_MAX]);
 void door_native_tell_http(struct door_native *first,
