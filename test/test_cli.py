@@ -418,13 +418,16 @@ def test_a_file_that_changes_meanwhile_is_named_and_nothing_kept(cluster, tmp_pa
     cluster.run("verify", "b")
 
 
-def test_more_than_a_pool_holds_is_refused_in_words(running, tmp_path):
+def test_more_than_a_pool_holds_goes_through_and_copies_of_it_are_refused_in_words(running, tmp_path):
     with open(tmp_path / "huge", "wb") as file:
         for i in range(100):
             file.write(noise(MIB, i))
-    result = running.run("put", "put/huge", tmp_path / "huge", status=1)
-    assert result.stderr.startswith("forebay: put: ") and "pool" in result.stderr
+    result = running.run("put", "--copies", "2", "put/huge", tmp_path / "huge", status=1)
+    assert result.stderr.startswith("forebay: put: ") and "its pool has" in result.stderr
     assert not bundle_of(running, "put/huge")
+    running.run("put", "put/huge", tmp_path / "huge")
+    running.run("get", "put/huge", tmp_path / "back")
+    assert filecmp.cmp(tmp_path / "back" / "huge", tmp_path / "huge", shallow=False)
 
 
 def test_get_does_not_touch_files_that_are_there(running, tmp_path):

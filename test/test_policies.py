@@ -251,3 +251,115 @@ def test_copies_that_a_node_can_never_receive_are_refused_with_the_numbers(tmp_p
             for word in ("node-1", "to receive", str(LARGE), str(4 * job.MIB)):
                 assert word in str(caught.value)
         assert job.save(group, "copied", 9, [("x", b"c" * LARGE, {})], copies=1).version == 1
+
+
+# ---- straight to the store, in waves
+
+
+def pattern(rank, size):
+    """Bytes that differ in every block, some of them zero."""
+    unit = b"".join(bytes([rank + 1, i % 251, i // 251 % 251, 7]) * 16384 for i in range(size // 65536))
+    return unit[: size // 2] + bytes(size // 8) + unit[size // 2 + size // 8 :]
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """Three nodes with the smallest pool that there is: 2 MiB take captures."""
+    with job.Cluster(tmp_path_factory.mktemp("narrow"), NODES, 4 * job.MIB) as cluster:
+        yield cluster
+
+
+def test_what_goes_through_is_larger_than_all_pools(narrow, bundle):
+    size = 24 * job.MIB
+    peaks = []
+
+    def body(group, rank):
+        with group.save(bundle, step=1, policy="through") as saving:
+            saving.add("x", pattern(rank, size), shape=(3 * size,), start=(rank * size,))
+            saving.add("same", b"replica" * 99999)
+            saving.add(f"small/{rank}", b"s" * 77)
+        while not saving.durable.done():
+            with narrow.connect(rank) as fb:
+                status = fb.status()
+            (info,) = [n for n in status["nodes"] if n["name"] == status["node"]]
+            peaks.append(info["pool_used_bytes"])
+            assert saving.staged.done() <= saving.captured.done()
+        return ends_of(saving), saving.version
+
+    assert job.good(job.ranks(narrow, 3, body)) == [([None] * 3, 1)] * 3
+    assert 0 < max(peaks) <= 4 * job.MIB
+    with narrow.connect(1) as fb, fb.open(bundle) as version:
+        assert version.read("x") == b"".join(pattern(rank, size) for rank in range(3))
+        assert version.read("same") == b"replica" * 99999
+        assert version.read("small/2") == b"s" * 77
+    narrow.forebay("verify", bundle)
+
+
+def test_put_of_any_size_works_on_any_pool(narrow, bundle, tmp_path):
+    source = tmp_path / "large"
+    source.write_bytes(pattern(9, 40 * job.MIB))
+    assert narrow.forebay("put", bundle, source) == "1\n"
+    narrow.forebay("get", bundle, tmp_path / "back")
+    assert (tmp_path / "back" / "large").read_bytes() == source.read_bytes()
+    refused = narrow.run("put", "--copies", 2, bundle, source)  # all of it in memory can never fit
+    assert refused.returncode == 1 and "its pool has 2097152 for that" in refused.stderr
+
+
+def test_replicas_that_differ_in_a_late_wave_fail_on_all_ranks_and_nothing_stays(narrow, bundle):
+    size = 16 * job.MIB
+
+    def body(group, rank):
+        data = bytearray(pattern(1, size))
+        data[-1] ^= rank
+        with group.save(bundle, step=1, policy="through") as saving:
+            saving.add("x", data)
+        return ends_of(saving)
+
+    assert job.good(job.ranks(narrow, 2, body)) == [["FOREBAY_EREPLICA"] * 3] * 2
+    assert numbers(narrow, bundle) == {}
+    with narrow.connect(0) as fb:
+        group = fb.join(job.unique(), run="0", rank=0, size=1, timeout=LIMIT_S)
+        assert job.save(group, bundle, 2, [("x", b"next", {})]).version > 0
+    narrow.forebay("verify", bundle)
+
+
+def test_two_groups_go_through_at_once_beside_one_that_waits(narrow, bundle):
+    size = 8 * job.MIB
+
+    def live(policy, name, ends):
+        def body(group, rank):
+            for step in range(3):
+                with group.save(bundle + name, step=step, policy=policy) as saving:
+                    saving.add("x", pattern(rank, size if policy == "through" else job.MIB // 2))
+                ends.append(ends_of(saving))
+
+        return threading.Thread(target=lambda: job.good(job.ranks(narrow, 1, body)))
+
+    ends = []
+    threads = [live("through", "-a", ends), live("through", "-b", ends), live("wait", "-c", ends)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert ends == [[None] * 3] * 9
+    for name in ("-a", "-b", "-c"):
+        assert sorted(numbers(narrow, bundle + name)) == [0, 1, 2]
+
+
+def test_a_rank_that_is_killed_fails_what_goes_through(narrow, bundle):
+    mib = 64
+    source = HOLDER.replace("step=1)", 'step=1, policy="through")')
+    name = job.unique()
+    with job.Rank(source, narrow.socket(1), name, bundle, mib) as rank, narrow.connect(0) as fb:
+        group = fb.join(name, run="0", rank=0, size=2, timeout=LIMIT_S)
+        rank.wait_for("offered")
+        with group.save(bundle, step=1, policy="through") as saving:
+            saving.add("x", bytes([5]) * (mib << 20), shape=(2 * mib << 20,), start=(0,))
+        job.until(lambda: "capturing" in state_of(narrow, bundle) or saving.captured.done(), "it has begun")
+        rank.kill()
+        ends = ends_of(saving)
+    assert ends in ([["FOREBAY_ERANK"] * 3, [None] * 3])  # the last: all was captured before
+    assert bool(numbers(narrow, bundle)) == (ends == [None] * 3)
+    with narrow.connect(0) as fb:
+        group = fb.join(job.unique(), run="0", rank=0, size=1, timeout=LIMIT_S)
+        assert job.save(group, bundle, 2, [("x", b"n" * job.MIB, {})]).version > 0

@@ -125,6 +125,8 @@ struct forebay_save_options {
 	 * When a node of the group has no room for its share: NULL or "wait" waits for it. "skip" ends the save at once: its three
 	 * futures end with -FOREBAY_ESKIPPED, on all ranks; the step may be saved again. "replace" drops the oldest save of this group
 	 * that is captured and not durable, whose futures end with -FOREBAY_ESUPERSEDED, and so on; it waits if there is none.
+	 * "through" goes straight to the store, in waves: it may be larger than the pools are, nothing of it stays in memory, whatever
+	 * copies says, and staged is over together with durable.
 	 */
 	const char *policy;
 	int same_structure; /* hint: names, boxes, dtypes and order are as in this group's last save of the bundle */

@@ -208,7 +208,8 @@ class Group:
 
         copies          nodes that must hold each block before staged: 1 to 3
         policy          when a node has no room: "wait" for it; "skip" the save, which ends with FOREBAY_ESKIPPED on all ranks; or
-                        "replace" the oldest save of the group that is not durable yet, which ends with FOREBAY_ESUPERSEDED
+                        "replace" the oldest save of the group that is not durable yet, which ends with FOREBAY_ESUPERSEDED.
+                        "through" goes straight to the store, however large: nothing stays in memory, staged comes with durable
         same_structure  a hint: names, boxes, dtypes and their order are as in this group's last save of the bundle
         attributes      strings by strings, kept with the version; rank 0's count
         parent          number of the version that this one continues; 0: none

@@ -42,8 +42,8 @@ enum { KEY_STEP = 0x200, KEY_COPIES };
 
 static const struct argp_option options[] = {
 	{ "step", KEY_STEP, "N", 0, "the version's step; default: seconds since 1970", 0 },
-	{ "copies", KEY_COPIES, "N", 0, "copies in the memory of so many nodes before it is staged, 1 to 3; default: 1",
-	  0 },
+	{ "copies", KEY_COPIES, "N", 0,
+	  "hold it all in the memory of so many nodes until it is durable, 1 to 3; default: 1", 0 },
 	{ "attribute", 'a', "KEY=VALUE", 0, "keep this with the version; may be given 64 times", 0 },
 	{ 0 },
 };
@@ -205,6 +205,7 @@ static int run(struct put *put)
 		return EXIT_FAILURE;
 	struct forebay_save_options save = { .size = sizeof(save),
 					     .copies = (uint32_t)put->copies,
+					     .policy = put->copies > 1 ? "wait" : "through",
 					     .attributes = put->attributes,
 					     .n_attributes = put->n_attributes };
 	int r = forebay_save_begin(put->group, bundle, put->has_step ? put->step : (uint64_t)time(NULL), &save,

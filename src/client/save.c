@@ -28,7 +28,7 @@ static int put_attributes(struct list_buf *list, const struct forebay_attribute 
 	return 0;
 }
 
-static const char *const policies[POLICIES] = { "wait", "skip", "replace" };
+static const char *const policies[POLICIES] = { "wait", "skip", "replace", "through" };
 
 /* POLICIES: there is no such. */
 static unsigned find_policy(const char *name)
@@ -87,7 +87,7 @@ int forebay_save_begin(struct forebay_group *group, const char *bundle, uint64_t
 	if (find_policy(own.policy) == POLICIES)
 		return api_fail(
 			-EINVAL,
-			"save_begin: policy \"%.100s\" is not known; there are \"wait\", \"skip\" and \"replace\"",
+			"save_begin: policy \"%.100s\" is not known; there are \"wait\", \"skip\", \"replace\" and \"through\"",
 			own.policy);
 	struct forebay_save *save = calloc(1, sizeof(*save));
 	if (!save)

@@ -55,10 +55,10 @@ int part_count_room(struct part *part)
 }
 
 /* What can never fit is refused at once: waiting for room would not end. */
-static int check_room(const struct msave *save, struct error *e)
+static int check_room(const struct msave *save, const struct part_room *rooms, struct error *e)
 {
 	for (int kind = 0; kind < POOL_KINDS; kind++) {
-		const struct part_room *room = &save->part->rooms[kind];
+		const struct part_room *room = &rooms[kind];
 		uint64_t most = pool_arena(store_pool(save->group->share->store), kind)->size;
 
 		if (room->room_bytes > most)
@@ -81,11 +81,16 @@ void msave_end_turn(struct msave *save)
 		wake_all(&container_of(next, struct msave, turn)->changed);
 }
 
+static bool is_admitting(const struct msave *save)
+{
+	return save->state == SAVE_RESERVING || (save->waves && save->state == SAVE_CAPTURING);
+}
+
 static int wait_turn(struct msave *save, uint64_t deadline_ns, struct error *e)
 {
 	int r = 0;
 
-	while (!r && save->state == SAVE_RESERVING && !turn_take(&save->group->share->turns, &save->turn))
+	while (!r && is_admitting(save) && !turn_take(&save->group->share->turns, &save->turn))
 		r = wait_at(&save->changed, deadline_ns);
 	if (r)
 		return error_set(e, r, "step %" PRIu64 " of %s: the saves before it have not got their room in time",
@@ -97,7 +102,7 @@ static int wait_turn(struct msave *save, uint64_t deadline_ns, struct error *e)
 
 static bool is_wanted(const void *arg)
 {
-	return ((const struct msave *)arg)->state == SAVE_RESERVING;
+	return is_admitting(arg);
 }
 
 static void drop_room(struct block **blocks, size_t n)
@@ -107,9 +112,9 @@ static void drop_room(struct block **blocks, size_t n)
 	free(blocks);
 }
 
-static int take_kind(struct msave *save, enum pool_kind kind, uint64_t until_ns, struct block ***ret, struct error *e)
+static int take_kind(struct msave *save, enum pool_kind kind, const struct part_room *room, uint64_t until_ns,
+		     struct block ***ret, struct error *e)
 {
-	const struct part_room *room = &save->part->rooms[kind];
 	struct room_ask ask = { .kind = kind, .bytes = room->bytes, .n = room->n, .wanted = is_wanted, .arg = save };
 	struct block **blocks = calloc(room->n + 1, sizeof(*blocks));
 	int r = blocks ? 0 : -ENOMEM;
@@ -123,31 +128,37 @@ static int take_kind(struct msave *save, enum pool_kind kind, uint64_t until_ns,
 	return r;
 }
 
-static int take_room(struct msave *save, uint64_t until_ns, struct error *e)
+static int make_places(struct msave *save)
 {
-	const struct part_room *rooms = save->part->rooms;
+	if (!save->blocks)
+		save->blocks = calloc(save->part->n_blocks + 1, sizeof(*save->blocks));
+	if (!save->received)
+		save->received = calloc(save->part->n_receives + 1, sizeof(struct block *));
+	return save->blocks && save->received ? 0 : -ENOMEM;
+}
+
+static int take_room(struct msave *save, const struct part_room *rooms, uint64_t until_ns, struct error *e)
+{
 	struct block **taken[POOL_KINDS] = { NULL };
-	int r = take_kind(save, POOL_CAPTURE, until_ns, &taken[POOL_CAPTURE], e);
+	int r = take_kind(save, POOL_CAPTURE, &rooms[POOL_CAPTURE], until_ns, &taken[POOL_CAPTURE], e);
 
 	if (!r)
-		r = take_kind(save, POOL_READ, until_ns, &taken[POOL_READ], e);
-	if (!r) {
-		save->blocks = calloc(save->part->n_blocks + 1, sizeof(*save->blocks));
-		save->received = calloc(save->part->n_receives + 1, sizeof(struct block *));
-		r = save->blocks && save->received ? 0 : -ENOMEM;
-	}
+		r = take_kind(save, POOL_READ, &rooms[POOL_READ], until_ns, &taken[POOL_READ], e);
+	if (!r)
+		r = make_places(save);
 	for (size_t i = 0; !r && i < rooms[POOL_CAPTURE].n; i++)
 		save->blocks[rooms[POOL_CAPTURE].places[i]].block = TAKE(taken[POOL_CAPTURE][i]);
 	for (size_t i = 0; !r && i < rooms[POOL_READ].n; i++)
 		save->received[rooms[POOL_READ].places[i]] = TAKE(taken[POOL_READ][i]);
 	for (int kind = 0; kind < POOL_KINDS; kind++)
 		drop_room(taken[kind], taken[kind] ? rooms[kind].n : 0);
-	save->admitted = !r;
+	save->admitted |= !r;
 	return r;
 }
 
 /* 0; ADMIT_FULL. A failure of the save, which its end has told the ranks, is returned as it is. */
-static int try_room(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e)
+static int try_room(struct msave *save, const struct part_room *rooms, const struct admit_terms *terms,
+		    uint64_t deadline_ns, struct error *e)
 {
 	uint64_t until_ns = terms->room_ms ? env_in_ms(save->groups->env, terms->room_ms) : 0;
 	int r = 0;
@@ -157,20 +168,107 @@ static int try_room(struct msave *save, const struct admit_terms *terms, uint64_
 		return ADMIT_FULL;
 	}
 	r = wait_turn(save, deadline_ns, e);
-	if (!r && save->state == SAVE_RESERVING)
-		r = take_room(save, until_ns < deadline_ns ? until_ns : deadline_ns, e);
-	if (save->state != SAVE_RESERVING)
+	if (!r && is_admitting(save))
+		r = take_room(save, rooms, until_ns < deadline_ns ? until_ns : deadline_ns, e);
+	if (!is_admitting(save))
 		return error_set(e, save->error.code, "%s", save->error.text);
 	return r == -ETIMEDOUT && until_ns < deadline_ns ? ADMIT_FULL : r;
 }
 
-int msave_admit(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e)
+static int admit(struct msave *save, const struct part_room *rooms, const struct admit_terms *terms,
+		 uint64_t deadline_ns, struct error *e)
 {
-	int r = check_room(save, e);
+	int r = check_room(save, rooms, e);
 
 	if (!r)
-		r = try_room(save, terms, deadline_ns, e);
+		r = try_room(save, rooms, terms, deadline_ns, e);
 	if (r != ADMIT_FULL || !terms->queue)
 		msave_end_turn(save);
 	return r;
+}
+
+int msave_admit(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e)
+{
+	return admit(save, save->part->rooms, terms, deadline_ns, e);
+}
+
+/* ---- waves ------------------------------------------------------------------------------------------------------------ */
+
+int msave_begin_waves(struct msave *save)
+{
+	save->waves = true;
+	save->admitted = true;
+	return make_places(save);
+}
+
+static size_t first_not_below(const struct part *part, const struct moffer *offer, uint32_t block)
+{
+	size_t low = offer->first, high = offer->first + offer->n;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (part->blocks[middle].block < block)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+void moffer_range(const struct msave *save, const struct moffer *offer, uint32_t first, uint32_t last,
+		  size_t *ret_begin, size_t *ret_end)
+{
+	*ret_begin = first_not_below(save->part, offer, first);
+	*ret_end = first_not_below(save->part, offer, last);
+}
+
+/* What the blocks of a wave take here. */
+static int wave_room(const struct msave *save, uint32_t first, uint32_t last, struct part_room *room)
+{
+	size_t begin, end, most = 0, n = 0;
+
+	list_each(node, &save->offers) {
+		moffer_range(save, list_entry(node, struct moffer, link), first, last, &begin, &end);
+		most += end - begin;
+	}
+	_cleanup_(cleanup_mem) struct part_want *wants = calloc(most + 1, sizeof(*wants));
+	if (!wants)
+		return -ENOMEM;
+	list_each(node, &save->offers) {
+		moffer_range(save, list_entry(node, struct moffer, link), first, last, &begin, &end);
+		for (; begin < end; begin++)
+			if (save->part->blocks[begin].mode == CAPTURE_COPY && !save->blocks[begin].block)
+				wants[n++] = (struct part_want){ save->part->blocks[begin].bytes, (uint32_t)begin };
+	}
+	return list_room(wants, n, room);
+}
+
+int msave_admit_wave(struct msave *save, uint32_t first, uint32_t last, uint64_t deadline_ns, struct error *e)
+{
+	const struct admit_terms terms = { .queue = true, .room_ms = UINT32_MAX };
+	struct part_room rooms[POOL_KINDS] = { 0 };
+	int r = wave_room(save, first, last, &rooms[POOL_CAPTURE]);
+
+	if (!r)
+		r = admit(save, rooms, &terms, deadline_ns, e);
+	free(rooms[POOL_CAPTURE].bytes);
+	free(rooms[POOL_CAPTURE].places);
+	return r;
+}
+
+void msave_release_wave(struct msave *save, uint32_t first, uint32_t last)
+{
+	size_t at, end;
+
+	list_each(node, &save->offers) {
+		moffer_range(save, list_entry(node, struct moffer, link), first, last, &at, &end);
+		for (; at < end; at++) {
+			struct block *block = TAKE(save->blocks[at].block);
+
+			if (block && block->indexed)
+				pool_block_set_clean(block);
+			block_unpin(block);
+		}
+	}
 }

@@ -161,7 +161,7 @@ static int serve_room(struct msave *save, const struct msg_g_reserve *reserve, u
 	struct error full = { 0 };
 
 	save->asking = true;
-	int r = msave_admit(save, &terms, deadline_ns, &full);
+	int r = reserve->waves ? msave_begin_waves(save) : msave_admit(save, &terms, deadline_ns, &full);
 	save->asking = false;
 	if (r < 0) {
 		r = error_set(e, r, "%s", full.code ? full.text : error_meaning(r));
@@ -257,20 +257,21 @@ static int push_grants(struct msave *save, struct moffer *offer, size_t first, s
 	return r;
 }
 
-static int grant_all(struct msave *save)
+static int grant_all(struct msave *save, uint32_t first, uint32_t last)
 {
+	size_t at, end;
 	int r = 0;
 
 	list_each(node, &save->offers) {
 		struct moffer *offer = list_entry(node, struct moffer, link);
 
-		offer->outstanding = offer->n;
-		for (size_t i = offer->first; i < offer->first + offer->n; i++)
+		moffer_range(save, offer, first, last, &at, &end);
+		offer->outstanding = end - at;
+		for (size_t i = at; i < end; i++)
 			save->blocks[i].filled = false;
-		for (size_t at = 0; !r && at < offer->n; at += GRANTS_PER_FRAME) {
-			size_t n = offer->n - at < GRANTS_PER_FRAME ? offer->n - at : GRANTS_PER_FRAME;
-
-			r = push_grants(save, offer, offer->first + at, n, at + n == offer->n);
+		for (size_t n; !r && at < end; at += n) {
+			n = end - at < GRANTS_PER_FRAME ? end - at : GRANTS_PER_FRAME;
+			r = push_grants(save, offer, at, n, at + n == end);
 		}
 	}
 	return r;
@@ -285,25 +286,33 @@ static size_t outstanding(const struct msave *save)
 	return n;
 }
 
-int capture_answer(const struct msave *save, struct buf *answer)
+static int add_filled(const struct msave *save, size_t at, struct list_buf *list)
+{
+	const struct mblock *block = &save->blocks[at];
+	struct elem_g_filled filled = { .block = save->part->blocks[at].block,
+					.rank = save->part->blocks[at].rank,
+					.crc = block->crc,
+					.flags = block->flags,
+					.sample = block->sample,
+					.digest = block->digest };
+
+	return block->filled ? elem_g_filled_append(list, &filled) : 0;
+}
+
+int capture_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer)
 {
 	struct list_buf list = { 0 };
 	struct msg_g_capture_reply reply = { .last_rank = save->last_rank };
+	size_t at, end;
 	int r = 0;
 
-	for (size_t i = 0; !r && i < save->part->n_blocks; i++) {
-		const struct mblock *block = &save->blocks[i];
-		struct elem_g_filled filled = { .block = save->part->blocks[i].block,
-						.rank = save->part->blocks[i].rank,
-						.crc = block->crc,
-						.flags = block->flags,
-						.sample = block->sample,
-						.digest = block->digest };
-
-		if (block->filled)
-			r = elem_g_filled_append(&list, &filled);
-		if (block->filled && save->part->blocks[i].mode == CAPTURE_COPY)
-			reply.bytes += save->part->blocks[i].bytes;
+	list_each(node, &save->offers) {
+		moffer_range(save, list_entry(node, struct moffer, link), first, last, &at, &end);
+		for (; !r && at < end; at++) {
+			r = add_filled(save, at, &list);
+			if (save->blocks[at].filled && save->part->blocks[at].mode == CAPTURE_COPY)
+				reply.bytes += save->part->blocks[at].bytes;
+		}
 	}
 	reply.filled = list_buf_view(&list);
 	if (!r)
@@ -328,14 +337,57 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 		return error_set(e, -ENOENT, "no save %016" PRIx64 " to capture here", capture.save_id);
 	save_state_move(&save->state, SAVE_CAPTURING);
 	save->hinted = capture.hinted;
-	r = grant_all(save);
+	const uint32_t last = capture.last ? capture.last : UINT32_MAX;
+	r = grant_all(save, capture.first, last);
 	while (!r && save->state == SAVE_CAPTURING && outstanding(save))
 		r = wait_at(&save->changed, deadline_ns);
 	if (r == -ETIMEDOUT)
 		return error_set(e, r, "%zu blocks were not captured in time", outstanding(save));
 	if (!r && save->state != SAVE_CAPTURING)
 		return error_set(e, save->error.code ? save->error.code : -ECANCELED, "%s", save->error.text);
-	return r ? r : capture_answer(save, answer);
+	return r ? r : capture_answer(save, capture.first, last, answer);
+}
+
+/* ---- waves ---------------------------------------------------------------------------------------------------------- */
+
+static struct msave *find_wave(struct groups *groups, const struct msg_g_wave *wave, const char *from, int *ret_code,
+			       struct error *e)
+{
+	_cleanup_(cleanup_msave_put) struct msave *save =
+		msave_held(groups, wave->save_id, wave->epoch, from, ret_code, e);
+
+	if (!save || save->waves)
+		return TAKE(save);
+	*ret_code = error_set(e, -ENOENT, "save %016" PRIx64 " does not go through here", wave->save_id);
+	return NULL;
+}
+
+static int serve_wave(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	struct msg_g_wave wave = { 0 };
+	int r = msg_g_wave_decode(body, &wave);
+	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : find_wave(arg, &wave, from, &r, e);
+
+	if (!save)
+		return r;
+	r = msave_admit_wave(save, wave.first, wave.last, deadline_ns, e);
+	if (r)
+		msave_fail(save, r, e->code ? e->text : error_meaning(r));
+	return r;
+}
+
+static int serve_release(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			 struct error *e)
+{
+	struct msg_g_wave wave = { 0 };
+	int r = msg_g_wave_decode(body, &wave);
+	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : find_wave(arg, &wave, from, &r, e);
+
+	if (!save)
+		return r;
+	msave_release_wave(save, wave.first, wave.last);
+	return 0;
 }
 
 /* ---- what ranks report ---------------------------------------------------------------------------------------------- */
@@ -473,4 +525,6 @@ void capture_serve(struct groups *groups)
 {
 	cluster_serve(groups->cluster, MSG_G_RESERVE, serve_reserve, groups);
 	cluster_serve(groups->cluster, MSG_G_CAPTURE, serve_capture, groups);
+	cluster_serve(groups->cluster, MSG_G_WAVE, serve_wave, groups);
+	cluster_serve(groups->cluster, MSG_G_RELEASE, serve_release, groups);
 }

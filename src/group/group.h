@@ -14,11 +14,13 @@
 #include "store/store.h"
 #include "wire/message.h"
 
-#define GROUP_NAME_MAX	  200 /* bytes of UTF-8, also of a run */
-#define GROUP_RANKS_MAX	  65536
-#define GATHER_TIMEOUT_MS 600000 /* a rank that has not offered by then fails the save */
-#define DRAIN_TIMEOUT_MS  600000 /* captured to durable */
-#define LEASE_TTL_MS	  5000
+#define GROUP_NAME_MAX	   200 /* bytes of UTF-8, also of a run */
+#define GROUP_RANKS_MAX	   65536
+#define GATHER_TIMEOUT_MS  600000	       /* a rank that has not offered by then fails the save */
+#define DRAIN_TIMEOUT_MS   600000	       /* captured to durable; of a save that goes through: a wave */
+#define THROUGH_TIMEOUT_MS UINT64_C(604800000) /* all of it: a week */
+#define LIFE_TIMEOUT_MS	   (GATHER_TIMEOUT_MS + UINT64_C(3) * DRAIN_TIMEOUT_MS) /* of any other */
+#define LEASE_TTL_MS	   5000
 
 struct groups;
 struct rank; /* one client's membership in one group */

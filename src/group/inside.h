@@ -131,6 +131,7 @@ struct recipe {
 	struct buf *lists;    /* each rank's items, encoded; the catalog's views point into them */
 	uint64_t *structures; /* each rank's */
 	uint32_t n_ranks, copies;
+	uint32_t block_bytes; /* that pieces are cut into */
 	uint32_t *rank_node;
 	char (*nodes)[NODE_NAME_MAX + 1]; /* that the plan numbers, sorted */
 	struct plan_node *plan_nodes;
@@ -259,17 +260,19 @@ struct csave {
 	bool *offered;
 	uint32_t n_offered;
 	struct waitplace changed;
-	struct nursery flow;	      /* holds the itinerary; cancelled to stop it */
-	int failed;		      /* why it was stopped from outside */
-	bool publishing;	      /* the root may be put any moment: it is not dropped any more */
-	bool ending;		      /* nothing stops it any more */
-	struct error error;	      /* why it was, or how it ended */
-	struct error run_error;	      /* of the itinerary: when it is stopped, that of the call that was cut short */
-	struct block_report *reports; /* one per block of the plan */
-	struct node_state *nodes;     /* one per node of the recipe, once it is planned */
-	unsigned n_lost;	      /* nodes of these */
-	bool resumed;		      /* taken over from a coordinator that is gone */
-	bool short_of_copies;	      /* fewer than R holders are to be had: staged comes with durable */
+	struct nursery flow;	       /* holds the itinerary; cancelled to stop it */
+	int failed;		       /* why it was stopped from outside */
+	bool root_due;		       /* the root may be put any moment: it is not dropped any more */
+	bool ending;		       /* nothing stops it any more */
+	struct error error;	       /* why it was, or how it ended */
+	struct error run_error;	       /* of the itinerary: when it is stopped, that of the call that was cut short */
+	struct block_report *reports;  /* one per block of the plan */
+	struct node_state *nodes;      /* one per node of the recipe, once it is planned */
+	unsigned n_lost;	       /* nodes of these */
+	bool resumed;		       /* taken over from a coordinator that is gone */
+	bool short_of_copies;	       /* fewer than R holders are to be had: staged comes with durable */
+	struct publishing *publishing; /* publish.c's */
+	uint64_t arena_bytes;	       /* for captures, on the node that has the least */
 	struct slot slot;
 	bool slot_open;
 	uint64_t kept_slot; /* of a resumed save: that its last coordinator opened; 0: none that was told */
@@ -287,6 +290,7 @@ int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code,
 /* Fails the saves of @group that need @rank and have not captured it. */
 void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words);
 void save_node_lost(struct groups *groups, const char *node);
+void save_stop(struct csave *save, int code, const char *words); /* unless it is over */
 /* Stops saves that are not captured yet, or all. */
 void save_abandon_all(struct cgroup *group, int code, const char *words, bool captured_too);
 /* Ranks that come to its step later are told why it failed; a step that was skipped may be saved again. */
@@ -332,6 +336,12 @@ int takeover_find_holders(struct csave *save, bool *ret_published, struct error 
 
 int save_planned(struct csave *save); /* its recipe has a plan: makes room for what nodes report */
 int save_life(void *arg);	      /* a fiber: the whole life of a struct csave, whose reference it takes over */
+void save_enter(struct csave *save, enum save_state state);
+int save_reach(struct csave *save, enum save_state state, struct error *e); /* and tells all nodes */
+void save_remember(struct csave *save); /* its plan was good for a capture: the next save may start from it */
+uint64_t save_drain_deadline(const struct csave *save);
+/* Lets the ranks capture the blocks from @first to before @last. -ERR_EREPLICA when replicas differ, unless @hinted. */
+int save_capture_blocks(struct csave *save, uint32_t first, uint32_t last, struct error *e);
 /* Does @node, of the recipe, have ranks or hold something? The others never hear of the save. */
 bool save_takes_part(const struct csave *save, size_t node);
 
@@ -347,6 +357,18 @@ int save_tell(struct csave *save, enum save_state stage, int code, const char *w
 
 /* Opens the slot, has the packs uploaded, publishes. From SAVE_STAGED to SAVE_DURABLE. */
 int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e);
+/* The same in parts, for a save that goes through: the slot; then blocks of the plan, each once; then the root. */
+int save_publish_begin(struct csave *save, uint64_t deadline_ns, struct error *e);
+int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t deadline_ns, struct error *e);
+int save_publish_end(struct csave *save, uint64_t deadline_ns, struct error *e);
+void publishing_free(struct publishing *publishing); /* accepts NULL */
+
+/* ---- through.c ------------------------------------------------------------------------------------------------------------- */
+
+/* What pieces of the save are cut into, so that some waves of blocks fit into the smallest pool. */
+uint32_t save_block_bytes(const struct csave *save);
+/* Captures and stores it, wave after wave; from SAVE_RESERVING, with all parts at the nodes, to SAVE_DURABLE. */
+int save_go_through(struct csave *save, struct error *e);
 
 /* ---- gather.c ---------------------------------------------------------------------------------------------------------- */
 

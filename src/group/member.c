@@ -371,13 +371,13 @@ static int watch_save(void *arg)
 
 	if (r == -ETIMEDOUT)
 		fail_incomplete(save);
-	uint64_t deadline_ns = env_in_ms(env, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS);
+	uint64_t begun_ns = env_now(env);
 	while (r != -ECANCELED && !is_over(save)) {
 		r = wait_while(save, is_undisturbed, ASK_MS);
 		if (is_over(save) || r == -ECANCELED)
 			break;
 		r = save->orphan ? seek_coordinator(save) : r == -ETIMEDOUT ? ask_coordinator_of(save) : 0;
-		if (env_now(env) > deadline_ns)
+		if (env_now(env) - begun_ns > (save->waves ? THROUGH_TIMEOUT_MS : LIFE_TIMEOUT_MS) * NS_PER_MS)
 			msave_fail(save, -ETIMEDOUT, "nobody said in time how the save ended");
 	}
 	return 0;
@@ -497,18 +497,20 @@ static int encode_offer(const struct msave *save, bool with_items, struct buf *o
 {
 	const struct mgroup *group = save->group;
 	struct list_buf ranks = { 0 };
-	struct msg_g_offer offer = { .tenant = view_str(group->tenant),
-				     .group = view_str(group->name),
-				     .incarnation = group->incarnation,
-				     .node = view_str(cluster_node(save->groups->cluster)),
-				     .bundle = view_str(save->bundle),
-				     .step = save->step,
-				     .copies = save->copies,
-				     .policy = save->policy,
-				     .flags = save->flags,
-				     .parent = save->parent,
-				     .attributes = { .count = save->n_attributes,
-						     .bytes = view_buf(&save->attributes) } };
+	struct msg_g_offer offer = {
+		.tenant = view_str(group->tenant),
+		.group = view_str(group->name),
+		.incarnation = group->incarnation,
+		.node = view_str(cluster_node(save->groups->cluster)),
+		.bundle = view_str(save->bundle),
+		.step = save->step,
+		.copies = save->copies,
+		.policy = save->policy,
+		.flags = save->flags,
+		.parent = save->parent,
+		.arena_bytes = pool_arena(store_pool(save->group->share->store), POOL_CAPTURE)->size,
+		.attributes = { .count = save->n_attributes, .bytes = view_buf(&save->attributes) }
+	};
 	int r = 0;
 
 	list_each(node, &save->offers) {

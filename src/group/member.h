@@ -89,6 +89,7 @@ struct msave {
 	bool asking;		 /* a G_RESERVE of it is under way */
 	bool admitted;		 /* blocks and received have their room */
 	uint32_t last_rank;	 /* that reported what it captured */
+	bool waves;		 /* and only some of them at a time */
 	struct turn turn;
 	struct extra *extras;
 	size_t n_extras;
@@ -131,8 +132,19 @@ struct admit_terms {
 };
 /* Waits. Room for all of the save's part, or none of it. -ERR_EPOOL: it can never fit. May be called again after ADMIT_FULL. */
 int msave_admit(struct msave *save, const struct admit_terms *terms, uint64_t deadline_ns, struct error *e);
+/*
+ * A save that goes through takes no room at first, but a wave of blocks at a time: those from @first to before @last, which give their
+ * room back once they are stored.
+ */
+int msave_begin_waves(struct msave *save);
+int msave_admit_wave(struct msave *save, uint32_t first, uint32_t last, uint64_t deadline_ns, struct error *e);
+void msave_release_wave(struct msave *save, uint32_t first, uint32_t last);
+/* The rank's blocks of a wave, as places in the part. */
+void moffer_range(const struct msave *save, const struct moffer *offer, uint32_t first, uint32_t last,
+		  size_t *ret_begin, size_t *ret_end);
 void msave_end_turn(struct msave *save); /* it has it no more, or does not wait for it */
 
 void capture_serve(struct groups *groups);
 void holder_serve(struct groups *groups);
-int capture_answer(const struct msave *save, struct buf *answer); /* msg_g_capture_reply */
+/* msg_g_capture_reply: what is known of the blocks from @first to before @last */
+int capture_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer);

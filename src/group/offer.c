@@ -184,7 +184,7 @@ static int take_ranks(struct csave *save, const struct msg_g_offer *offer, bool 
 	return r == 1 ? 0 : r;
 }
 
-static void stop(struct csave *save, int code, const char *words)
+void save_stop(struct csave *save, int code, const char *words)
 {
 	if (save->failed || save->ending)
 		return;
@@ -212,6 +212,8 @@ static int count_ranks(struct csave *save, const struct msg_g_offer *offer)
 		r = buf_append(&save->attributes, offer->attributes.bytes.ptr, offer->attributes.bytes.len);
 		save->n_attributes = r ? 0 : offer->attributes.count;
 	}
+	if (!save->arena_bytes || offer->arena_bytes < save->arena_bytes)
+		save->arena_bytes = offer->arena_bytes;
 	wake_all(&save->changed);
 	return r;
 }
@@ -249,7 +251,7 @@ int save_offer(struct cgroup *group, const struct msg_g_offer *offer, struct msg
 	if (!words.code)
 		(void)error_set(&words, r, "node %.*s: its offer: %s", (int)offer->node.len, offer->node.ptr,
 				error_meaning(r));
-	stop(save, r, words.text); /* or the others would wait for this node until the deadline */
+	save_stop(save, r, words.text); /* or the others would wait for this node until the deadline */
 	return error_set(e, r, "%s", words.text);
 }
 
@@ -266,7 +268,7 @@ void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words)
 			continue;
 		snprintf(text, sizeof(text), "rank %u on node %s: %.300s; step %" PRIu64 " of %.100s was not captured",
 			 rank, group->ranks[rank].node, words, save->step, save->bundle);
-		stop(save, -ERR_ERANK, text);
+		save_stop(save, -ERR_ERANK, text);
 	}
 }
 
@@ -281,7 +283,7 @@ int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code,
 			continue;
 		if (save->state >= SAVE_CAPTURED)
 			return -EALREADY;
-		stop(save, code, words);
+		save_stop(save, code, words);
 		return 0;
 	}
 	struct error e = { 0 };
@@ -311,7 +313,7 @@ void save_node_lost(struct groups *groups, const char *node)
 			struct csave *save = list_entry(link, struct csave, link);
 
 			if (save->state < SAVE_CAPTURED && has_rank_on(save, node))
-				stop(save, -ERR_ENODE, text);
+				save_stop(save, -ERR_ENODE, text);
 			for (size_t i = 0; save->nodes && i < save->recipe->n_nodes; i++)
 				if (!strcmp(save->recipe->nodes[i], node))
 					save_lose_node(save, i, "it went down");
@@ -338,7 +340,7 @@ static struct csave *oldest_undurable(const struct csave *save, const char *node
 		if (other == save)
 			break;
 		if ((other->state == SAVE_CAPTURED || other->state == SAVE_STAGED) && !other->failed &&
-		    !other->publishing && !other->ending && holds_on(other, node))
+		    !other->root_due && !other->ending && holds_on(other, node))
 			return other;
 	}
 	return NULL;
@@ -357,7 +359,7 @@ int save_make_way(struct csave *save, const char *node, bool *ret_dropped, struc
 	snprintf(words, sizeof(words), "step %" PRIu64 " of %.200s was dropped for step %" PRIu64 " of %.200s",
 		 victim->step, victim->bundle, save->step, save->bundle);
 	victim->refs++;
-	stop(victim, -ERR_ESUPERSEDED, words);
+	save_stop(victim, -ERR_ESUPERSEDED, words);
 	while (!r && !list_empty(&victim->link))
 		r = wait_at(&victim->changed, deadline_ns);
 	csave_put(victim);
@@ -370,6 +372,6 @@ void save_abandon_all(struct cgroup *group, int code, const char *words, bool ca
 		struct csave *save = list_entry(node, struct csave, link);
 
 		if (captured_too || save->state < SAVE_CAPTURED)
-			stop(save, code, words);
+			save_stop(save, code, words);
 	}
 }

@@ -37,6 +37,14 @@ struct drafts {
 	uint32_t *first; /* per block: the one whose place it shares, maybe itself */
 	bool *stored;	 /* per block: it lies in a pack, or will */
 	uint32_t *pack;	 /* per stored block: 1 + the draft that it is in; 0: it waits to be dealt out */
+	struct map seen; /* blocks of the version by digest */
+};
+
+/* A version in the making. */
+struct publishing {
+	struct version *version;
+	struct drafts drafts;
+	struct fence fence;
 };
 
 static void drafts_fini(struct drafts *drafts)
@@ -50,10 +58,12 @@ static void drafts_fini(struct drafts *drafts)
 	free(drafts->first);
 	free(drafts->stored);
 	free(drafts->pack);
+	map_fini(&drafts->seen);
 }
 
 static int drafts_init(struct drafts *drafts, const struct recipe *recipe)
 {
+	map_init(&drafts->seen);
 	drafts->open = calloc(recipe->n_nodes + 1, sizeof(*drafts->open));
 	drafts->named = calloc(recipe->n_nodes + 1, sizeof(*drafts->named));
 	drafts->dealt = calloc(recipe->n_nodes + 1, sizeof(*drafts->dealt));
@@ -98,15 +108,13 @@ static int pack_add(struct pack_draft *pack, uint32_t block, uint32_t bytes)
 	return 0;
 }
 
-/* Fills version->blocks but for their places, and finds which of them must be stored: holes need not, and of equal ones the first. */
-static int find_stored(struct csave *save, struct version *version, struct drafts *drafts)
+/* Fills version->blocks from @first to before @last but for their places, and finds which of them must be stored: holes need not, and of equal ones the first. */
+static int find_stored(struct csave *save, struct version *version, struct drafts *drafts, size_t first, size_t last)
 {
 	const struct save_plan *plan = &save->recipe->plan;
-	struct map seen;
 	int r = 0;
 
-	map_init(&seen);
-	for (size_t b = 0; !r && b < plan->n_blocks; b++) {
+	for (size_t b = first; !r && b < last; b++) {
 		const struct block_report *report = &save->reports[b];
 		struct version_block *block = &version->blocks[b];
 		struct view key = view_of(report->digest.b, DIGEST_BYTES);
@@ -121,14 +129,13 @@ static int find_stored(struct csave *save, struct version *version, struct draft
 			save->hole_bytes += block->bytes;
 			continue;
 		}
-		const struct version_block *known = map_get(&seen, key);
+		const struct version_block *known = map_get(&drafts->seen, key);
 		if (known)
 			drafts->first[b] = (uint32_t)(known - version->blocks);
 		else
-			r = map_put(&seen, key, block);
+			r = map_put(&drafts->seen, key, block);
 		drafts->stored[b] = !known;
 	}
-	map_fini(&seen);
 	return r;
 }
 
@@ -303,9 +310,7 @@ static int draft_version(struct csave *save, struct version *version, struct dra
 		return -ENOMEM;
 	if (!r)
 		r = drafts_init(drafts, save->recipe);
-	if (!r)
-		r = fill_items(save->recipe, version);
-	return r ? r : find_stored(save, version, drafts);
+	return r ? r : fill_items(save->recipe, version);
 }
 
 static int encode_upload(const struct csave *save, const struct version *version, const struct pack_draft *pack,
@@ -411,7 +416,7 @@ static int upload(struct csave *save, struct version *version, struct drafts *dr
 		if (!r)
 			r = upload_round(save, version, drafts, deadline_ns, e);
 	} while (!r && !all_written(drafts, version->n_blocks));
-	return r ? r : list_packs(save, version, drafts);
+	return r;
 }
 
 /* The meta engine's node is down: it will be back, and then whoever waits goes on. */
@@ -453,7 +458,7 @@ static int publish(struct csave *save, struct version *version, const struct fen
 {
 	int r;
 
-	save->publishing = true;
+	save->root_due = true;
 	trace_at(save, STATION_SEGMENTS);
 	for (;;) {
 		r = slot_publish(save->group->groups->bundles, &save->slot, version, fence, deadline_ns, e);
@@ -465,27 +470,62 @@ static int publish(struct csave *save, struct version *version, const struct fen
 	}
 }
 
-int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
+void publishing_free(struct publishing *publishing)
+{
+	if (!publishing)
+		return;
+	version_put(publishing->version);
+	drafts_fini(&publishing->drafts);
+	free(publishing);
+}
+
+int save_publish_begin(struct csave *save, uint64_t deadline_ns, struct error *e)
 {
 	struct cgroup *group = save->group;
-	_cleanup_(cleanup_version_put) struct version *version = version_new();
-	_cleanup_(drafts_fini) struct drafts drafts = { 0 };
-	struct fence fence = { .key = view_buf(&group->lease_key),
-			       .record = view_buf(&group->lease_record),
-			       .epoch = group->epoch };
-	int r = version ? open_slot(save, &fence, deadline_ns, e) : -ENOMEM;
+	struct publishing *publishing = calloc(1, sizeof(*publishing));
+
+	save->publishing = publishing;
+	if (publishing)
+		publishing->version = version_new();
+	if (!publishing || !publishing->version)
+		return -ENOMEM;
+	publishing->fence = (struct fence){ .key = view_buf(&group->lease_key),
+					    .record = view_buf(&group->lease_record),
+					    .epoch = group->epoch };
+	int r = open_slot(save, &publishing->fence, deadline_ns, e);
+
+	return r ? r : draft_version(save, publishing->version, &publishing->drafts);
+}
+
+int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t deadline_ns, struct error *e)
+{
+	struct publishing *publishing = save->publishing;
+	int r = find_stored(save, publishing->version, &publishing->drafts, first, last);
+
+	return r ? r : upload(save, publishing->version, &publishing->drafts, deadline_ns, e);
+}
+
+int save_publish_end(struct csave *save, uint64_t deadline_ns, struct error *e)
+{
+	struct publishing *publishing = save->publishing;
+	struct version *version = publishing->version;
+	int r = list_packs(save, version, &publishing->drafts);
 
 	if (!r)
-		r = draft_version(save, version, &drafts);
-	if (!r)
-		r = upload(save, version, &drafts, deadline_ns, e);
-	if (!r)
-		r = publish(save, version, &fence, deadline_ns, e);
-	if (version)
-		trace_published(save, version); /* if it came so far */
+		r = publish(save, version, &publishing->fence, deadline_ns, e);
+	trace_published(save, version); /* if it came so far */
 	if (!r || r == -ERR_EUNINDEXED) {
 		save->version = version->number;
 		save->stored_bytes = version->stored_bytes;
 	}
 	return r;
+}
+
+int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
+{
+	int r = save_publish_begin(save, deadline_ns, e);
+
+	if (!r)
+		r = save_publish_blocks(save, 0, save->recipe->plan.n_blocks, deadline_ns, e);
+	return r ? r : save_publish_end(save, deadline_ns, e);
 }

@@ -109,6 +109,7 @@ uint64_t recipe_structure(const struct recipe *recipe)
 {
 	uint64_t h = hash64(recipe->structures, recipe->n_ranks * sizeof(*recipe->structures), recipe->copies);
 
+	h = hash64(&recipe->block_bytes, sizeof(recipe->block_bytes), h);
 	h = hash64(recipe->rank_node, recipe->n_ranks * sizeof(*recipe->rank_node), h);
 	h = hash64(recipe->nodes, recipe->n_nodes * sizeof(*recipe->nodes), h);
 	return hash64(recipe->plan_nodes, recipe->n_nodes * sizeof(*recipe->plan_nodes), h);
@@ -149,6 +150,7 @@ static int run_plan(struct recipe *recipe, struct error *e)
 		.offers = offers,
 		.n_offers = catalog->n_offers,
 		.copies = recipe->copies,
+		.block_bytes = recipe->block_bytes,
 	};
 	return plan_error(recipe, plan_save(&facts, &recipe->plan), e);
 }

@@ -24,6 +24,7 @@ void csave_put(struct csave *save)
 	recipe_put(save->recipe);
 	buf_fini(&save->attributes);
 	slot_fini(&save->slot);
+	publishing_free(save->publishing);
 	free(save->offered);
 	free(save->ranks);
 	free(save->reports);
@@ -33,7 +34,7 @@ void csave_put(struct csave *save)
 	free(save);
 }
 
-static void enter(struct csave *save, enum save_state state)
+void save_enter(struct csave *save, enum save_state state)
 {
 	save_state_move(&save->state, state);
 	save->at_ns[state] = env_now(save->group->groups->env);
@@ -42,7 +43,7 @@ static void enter(struct csave *save, enum save_state state)
 	     save->group->name, save->bundle, save->step, save_state_name(state));
 }
 
-static uint64_t drain_deadline(const struct csave *save)
+uint64_t save_drain_deadline(const struct csave *save)
 {
 	return env_in_ms(save->group->groups->env, DRAIN_TIMEOUT_MS);
 }
@@ -93,7 +94,8 @@ static int save_make_plan(struct csave *save, struct error *e)
 	size_t n = 0;
 	int r = cluster_nodes(groups->cluster, env_in_ms(groups->env, SETTLE_MS), &infos, &n, e);
 
-	recipe->copies = save->copies;
+	recipe->copies = save->policy == POLICY_THROUGH ? 1 : save->copies; /* nothing stays in memory */
+	recipe->block_bytes = save_block_bytes(save);
 	if (!r)
 		r = recipe_set_nodes(recipe, save->ranks, infos, n, e);
 	free(infos);
@@ -116,7 +118,7 @@ static int save_make_plan(struct csave *save, struct error *e)
 }
 
 /* The plan was good for a whole capture: the next save of the same structure starts from it. */
-static void remember(struct csave *save)
+void save_remember(struct csave *save)
 {
 	struct recipe *known = map_get(&save->group->remembered, view_str(save->bundle));
 
@@ -232,6 +234,7 @@ static int ask_room(struct csave *save, size_t node, const struct node_part *par
 	reserve.cached = !part;
 	reserve.queue = save->policy != POLICY_SKIP;
 	reserve.room_ms = room_ms;
+	reserve.waves = save->policy == POLICY_THROUGH;
 	if (part) {
 		reserve.blocks = list_buf_view(&part->blocks);
 		reserve.receives = list_buf_view(&part->receives);
@@ -239,7 +242,7 @@ static int ask_room(struct csave *save, size_t node, const struct node_part *par
 	call->node = save->recipe->nodes[node];
 	int r = msg_g_reserve_encode(&reserve, &call->body);
 	if (!r)
-		r = fan_out(save->group->groups, MSG_G_RESERVE, call, 1, drain_deadline(save), e);
+		r = fan_out(save->group->groups, MSG_G_RESERVE, call, 1, save_drain_deadline(save), e);
 	trace_calls(save, call, 1);
 	if (!r)
 		r = read_room(save, call, ret_need, e);
@@ -260,7 +263,7 @@ static void parts_free(struct node_part *parts, size_t n)
 static int replace_others(struct csave *save, size_t node, struct error *e)
 {
 	const char *name = save->recipe->nodes[node];
-	uint64_t deadline_ns = drain_deadline(save);
+	uint64_t deadline_ns = save_drain_deadline(save);
 	bool dropped, need = false;
 	int r = ROOM_FULL;
 
@@ -345,11 +348,11 @@ static int take_reports(struct csave *save, const char *node, struct view answer
 }
 
 /* Each block was reported: by the rank that captures it, or, when its node is lost, by another that did, too. */
-static int check_reported(const struct csave *save, struct error *e)
+static int check_reported(const struct csave *save, uint32_t first, uint32_t last, struct error *e)
 {
 	const struct save_plan *plan = &save->recipe->plan;
 
-	for (size_t b = 0; b < plan->n_blocks; b++) {
+	for (size_t b = first; b < last; b++) {
 		const struct block_report *report = &save->reports[b];
 		bool lost = save->nodes[plan->blocks[b].holder[0]].lost;
 
@@ -364,7 +367,8 @@ static int check_reported(const struct csave *save, struct error *e)
 }
 
 /* One call to every node that has ranks, whose answers are reports. Before `captured` a lost node is one too many. */
-static int ask_reports(struct csave *save, enum msg_type type, bool hinted, struct error *e)
+static int ask_reports(struct csave *save, enum msg_type type, bool hinted, uint32_t first, uint32_t last,
+		       struct error *e)
 {
 	const struct recipe *recipe = save->recipe;
 	struct groups *groups = save->group->groups;
@@ -372,11 +376,13 @@ static int ask_reports(struct csave *save, enum msg_type type, bool hinted, stru
 	size_t n = 0;
 	int r = calls ? 0 : -ENOMEM;
 
-	memset(save->reports, 0, (recipe->plan.n_blocks + 1) * sizeof(*save->reports));
+	memset(save->reports + first, 0, (last - first) * sizeof(*save->reports));
 	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
 		struct msg_g_capture capture = { .save_id = save->save_id,
 						 .hinted = hinted,
-						 .epoch = save->group->epoch };
+						 .epoch = save->group->epoch,
+						 .first = first,
+						 .last = last };
 		struct msg_save_id id = { .save_id = save->save_id, .epoch = save->group->epoch };
 
 		if (!save_takes_part(save, node) || save->nodes[node].lost)
@@ -388,21 +394,21 @@ static int ask_reports(struct csave *save, enum msg_type type, bool hinted, stru
 		n++;
 	}
 	if (!r && type == MSG_G_CAPTURE)
-		r = fan_out(groups, type, calls, n, drain_deadline(save), e);
+		r = fan_out(groups, type, calls, n, save_drain_deadline(save), e);
 	else if (!r)
-		r = fan_survive(groups, type, calls, n, drain_deadline(save), e);
+		r = fan_survive(groups, type, calls, n, save_drain_deadline(save), e);
 	trace_reports(save, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)
 			r = take_reports(save, calls[i].node, view_buf(&calls[i].answer), hinted, e);
 	fan_free(calls, n);
-	return r ? r : check_reported(save, e);
+	return r ? r : check_reported(save, first, last, e);
 }
 
-static const struct block_report *first_conflict(const struct csave *save, size_t *ret_block)
+static const struct block_report *first_conflict(const struct csave *save, size_t first, size_t last, size_t *ret_block)
 {
-	for (size_t b = 0; b < save->recipe->plan.n_blocks; b++) {
+	for (size_t b = first; b < last; b++) {
 		if (save->reports[b].conflict) {
 			*ret_block = b;
 			return &save->reports[b];
@@ -422,36 +428,46 @@ static int replica_error(const struct csave *save, const struct block_report *re
 			 (int)name->len, name->ptr, a, b);
 }
 
+int save_capture_blocks(struct csave *save, uint32_t first, uint32_t last, struct error *e)
+{
+	size_t block;
+	int r = ask_reports(save, MSG_G_CAPTURE, false, first, last, e);
+
+	if (!r)
+		trace_at(save, STATION_VERDICT);
+	const struct block_report *conflict = r ? NULL : first_conflict(save, first, last, &block);
+
+	return conflict ? replica_error(save, conflict, block, e) : r;
+}
+
 /*
  * Full: every rank hashes what it offers, equal boxes must have equal digests. Hinted: ranks copy and sample alone; samples that
  * differ void the hint, and all capture again in full before anybody is told `captured`.
  */
 static int save_capture(struct csave *save, bool *ret_hinted, struct error *e)
 {
-	bool hinted = (save->flags & SAVE_SAME_STRUCTURE) && save->remembered;
+	const uint32_t n = (uint32_t)save->recipe->plan.n_blocks;
 	size_t block;
-	int r = ask_reports(save, MSG_G_CAPTURE, hinted, e);
 
-	if (!r && hinted && first_conflict(save, &block)) {
-		hinted = false;
-		save_state_move(&save->state, SAVE_CAPTURING);
-		trace_at(save, STATION_CAPTURE);
-		r = ask_reports(save, MSG_G_CAPTURE, false, e);
-	}
+	*ret_hinted = (save->flags & SAVE_SAME_STRUCTURE) && save->remembered;
+	if (!*ret_hinted)
+		return save_capture_blocks(save, 0, n, e);
+	int r = ask_reports(save, MSG_G_CAPTURE, true, 0, n, e);
 	if (!r)
 		trace_at(save, STATION_VERDICT);
-	const struct block_report *conflict = r ? NULL : first_conflict(save, &block);
-	if (conflict)
-		r = replica_error(save, conflict, block, e);
-	*ret_hinted = hinted;
-	return r;
+	if (r || !first_conflict(save, 0, n, &block))
+		return r;
+	*ret_hinted = false;
+	save_state_move(&save->state, SAVE_CAPTURING);
+	trace_at(save, STATION_CAPTURE);
+	return save_capture_blocks(save, 0, n, e);
 }
 
 /* After a hinted capture the daemons hash what they hold; replicas that turn out to differ are replaced by copies. */
 static int save_digest(struct csave *save, struct error *e)
 {
 	trace_at(save, STATION_DIGEST);
-	int r = ask_reports(save, MSG_G_DIGEST, false, e);
+	int r = ask_reports(save, MSG_G_DIGEST, false, 0, (uint32_t)save->recipe->plan.n_blocks, e);
 
 	for (size_t b = 0; !r && b < save->recipe->plan.n_blocks; b++)
 		save->diverged_blocks += save->reports[b].conflict;
@@ -505,9 +521,9 @@ int save_block_lost(const struct csave *save, size_t block, struct error *e)
 
 /* ---- the itinerary -------------------------------------------------------------------------------------------------- */
 
-static int reach(struct csave *save, enum save_state state, struct error *e)
+int save_reach(struct csave *save, enum save_state state, struct error *e)
 {
-	enter(save, state);
+	save_enter(save, state);
 	return save_tell(save, state, 0, "", true, e);
 }
 
@@ -515,8 +531,8 @@ static int reach(struct csave *save, enum save_state state, struct error *e)
 static void end_durable(struct csave *save)
 {
 	if (save->state == SAVE_CAPTURED)
-		enter(save, SAVE_STAGED);
-	enter(save, SAVE_DURABLE);
+		save_enter(save, SAVE_STAGED);
+	save_enter(save, SAVE_DURABLE);
 }
 
 /* From captured to durable: what survives nodes, ranks and, by a successor who begins here, the coordinator. */
@@ -536,21 +552,20 @@ static int save_finish(struct csave *save, struct error *e)
 		return r;
 	point_reached(POINT_SAVE_STAGED);
 	trace_at(save, STATION_STAGED);
-	r = save->short_of_copies ? 0 : reach(save, SAVE_STAGED, e);
+	r = save->short_of_copies ? 0 : save_reach(save, SAVE_STAGED, e);
 	if (!r)
-		r = save_publish(save, drain_deadline(save), e); /* slot, packs, segments, root, index */
+		r = save_publish(save, save_drain_deadline(save), e); /* slot, packs, segments, root, index */
 	if (r)
 		return r;
 	end_durable(save);
 	return 0;
 }
 
-static int save_capture_all(struct csave *save, struct error *e)
+/* From the first offer until every node has its part of the plan and, unless the save goes through, the room for it. */
+static int save_admit(struct csave *save, struct error *e)
 {
-	bool hinted;
-	int r;
+	int r = save_gather(save, e); /* who offers which boxes; equal boxes become replicas */
 
-	r = save_gather(save, e); /* who offers which boxes; equal boxes become replicas */
 	if (r)
 		return r;
 	save->begun_ns = env_now(save->group->groups->env);
@@ -559,45 +574,50 @@ static int save_capture_all(struct csave *save, struct error *e)
 	if (r)
 		return r;
 	point_reached(POINT_SAVE_PLANNED);
-	enter(save, SAVE_RESERVING);
+	save_enter(save, SAVE_RESERVING);
 	trace_at(save, STATION_RESERVE);
-	r = save_reserve(save, e); /* the group's bytes on every node, before any byte moves */
-	if (r)
-		return r;
+	return save_reserve(save, e); /* the group's bytes on every node, before any byte moves */
+}
 
-	enter(save, SAVE_CAPTURING);
+static int save_capture_all(struct csave *save, struct error *e)
+{
+	bool hinted;
+	int r;
+
+	save_enter(save, SAVE_CAPTURING);
 	trace_at(save, STATION_CAPTURE);
 	r = save_capture(save, &hinted, e); /* returns when the named holders have every block and replicas agree */
 	if (r)
 		return r;
-	remember(save);
+	save_remember(save);
 	point_reached(POINT_SAVE_CAPTURED);
-	r = reach(save, SAVE_CAPTURED, e); /* from here on the job may die: the daemons finish alone */
-	if (r)
-		return r;
-	return hinted ? save_digest(save, e) : 0;
+	r = save_reach(save, SAVE_CAPTURED, e); /* from here on the job may die: the daemons finish alone */
+	if (!r && hinted)
+		r = save_digest(save, e);
+	if (!r)
+		save_begin_holders(save);
+	return r;
 }
 
 static int save_run(void *arg)
 {
 	struct csave *save = arg;
 	struct error *e = &save->run_error;
-	int r;
+	bool published = false;
+	int r = save->resumed ? takeover_find_holders(save, &published, e) : save_admit(save, e);
 
-	if (save->resumed) {
-		bool published = false;
-
-		r = takeover_find_holders(save, &published, e);
-		if (!r && published) {
-			end_durable(save);
-			return 0;
-		}
-	} else {
+	if (!r && !save->resumed && save->policy == POLICY_THROUGH) {
+		r = save_go_through(save, e);
+		published = true;
+	} else if (!r && !save->resumed) {
 		r = save_capture_all(save, e);
-		if (!r)
-			save_begin_holders(save);
 	}
-	return r ? r : save_finish(save, e);
+	if (r)
+		return r;
+	if (!published)
+		return save_finish(save, e);
+	end_durable(save);
+	return 0;
 }
 
 /* Burns the slot of a save that failed; a root that stands there already says that it was published after all. */
@@ -660,7 +680,7 @@ static void save_settle(struct csave *save, int result)
 	if (result == -ERR_EUNINDEXED)
 		end_durable(save);
 	else if (result)
-		enter(save, SAVE_FAILED), save_mark_failed(save, result);
+		save_enter(save, SAVE_FAILED), save_mark_failed(save, result);
 	logm(result ? LOG_WARN : LOG_INFO, "save.end",
 	     "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " state=%s version=%" PRIu64 " words=\"%s\"",
 	     save->save_id, save->group->name, save->bundle, save->step, save_state_name(save->state), save->version,
@@ -675,6 +695,13 @@ static void save_settle(struct csave *save, int result)
 		point_reached(POINT_SAVE_TOLD);
 }
 
+/* What goes through takes as long as the store takes; each of its waits has a deadline. */
+static uint64_t life_deadline(const struct csave *save)
+{
+	return env_in_ms(save->group->groups->env,
+			 save->policy == POLICY_THROUGH ? THROUGH_TIMEOUT_MS : LIFE_TIMEOUT_MS);
+}
+
 int save_life(void *arg)
 {
 	struct csave *save = arg;
@@ -686,7 +713,7 @@ int save_life(void *arg)
 	if (!r && save->failed)
 		nursery_cancel(&save->flow); /* stopped before it began */
 	if (!r)
-		r = nursery_wait(&save->flow, env_in_ms(groups->env, GATHER_TIMEOUT_MS + 3 * DRAIN_TIMEOUT_MS));
+		r = nursery_wait(&save->flow, life_deadline(save));
 	nursery_fini(&save->flow);
 	if (!r && save->state != SAVE_DURABLE)
 		r = -ECANCELED;

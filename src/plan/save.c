@@ -57,12 +57,18 @@ void save_plan_fini(struct save_plan *plan)
 
 /* --- facts --- */
 
+static uint32_t block_bytes(const struct save_facts *facts)
+{
+	return facts->block_bytes ? facts->block_bytes : BLOCK_BYTES_MAX;
+}
+
 static int check_facts(const struct save_facts *facts, size_t *ret_blocks)
 {
+	const uint32_t cut = block_bytes(facts);
 	uint64_t n_blocks = 0;
 
-	if (!facts->copies || facts->copies > PLAN_COPIES_MAX || facts->n_nodes > PLAN_NODES_MAX ||
-	    facts->n_ranks > PLAN_RANKS_MAX || facts->n_uniques >= UINT32_MAX)
+	if (facts->block_bytes > BLOCK_BYTES_MAX || !facts->copies || facts->copies > PLAN_COPIES_MAX ||
+	    facts->n_nodes > PLAN_NODES_MAX || facts->n_ranks > PLAN_RANKS_MAX || facts->n_uniques >= UINT32_MAX)
 		return -EINVAL;
 	for (size_t i = 0; i < facts->n_ranks; i++) {
 		if (facts->rank_node[i] >= facts->n_nodes)
@@ -73,7 +79,7 @@ static int check_facts(const struct save_facts *facts, size_t *ret_blocks)
 
 		if (!unique->n_ranks || (size_t)unique->first_rank + unique->n_ranks > facts->n_offers)
 			return -EINVAL;
-		n_blocks += unique->bytes / BLOCK_BYTES_MAX + (unique->bytes % BLOCK_BYTES_MAX != 0);
+		n_blocks += unique->bytes / cut + (unique->bytes % cut != 0);
 		if (n_blocks > PLAN_BLOCKS_MAX)
 			return -EINVAL;
 	}
@@ -105,6 +111,7 @@ static int make_room(struct saver *s, size_t n_blocks)
 
 static void cut_blocks(struct saver *s)
 {
+	const uint32_t cut = block_bytes(s->facts);
 	struct save_block *block = s->plan.blocks;
 
 	for (size_t u = 0; u < s->facts->n_uniques; u++) {
@@ -112,12 +119,12 @@ static void cut_blocks(struct saver *s)
 
 		s->first_block[u] = (uint64_t)(block - s->plan.blocks);
 		s->plan.unique_bytes += bytes;
-		for (uint64_t offset = 0; offset < bytes; offset += BLOCK_BYTES_MAX, block++) {
+		for (uint64_t offset = 0; offset < bytes; offset += cut, block++) {
 			uint64_t rest = bytes - offset;
 
 			block->unique = (uint32_t)u;
 			block->offset = offset;
-			block->bytes = rest < BLOCK_BYTES_MAX ? (uint32_t)rest : BLOCK_BYTES_MAX;
+			block->bytes = rest < cut ? (uint32_t)rest : cut;
 		}
 	}
 	CHECK((size_t)(block - s->plan.blocks) == s->plan.n_blocks);

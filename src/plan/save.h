@@ -3,7 +3,7 @@
  * copies, and which node uploads it.
  *
  * A *unique* is a box of an item offered by one or more ranks (equal boxes are replicas). The planner cuts it into blocks of at
- * most BLOCK_BYTES_MAX. Decisions fall per block, so that a large replicated tensor is shared out over all that have it.
+ * most block_bytes. Decisions fall per block, so that a large replicated tensor is shared out over all that have it.
  *
  * Aim, in this order: (1) R holders in R different failure domains; nodes of ranks that offer the block cost no network and are
  * taken first, as many of them as R asks; (2) the time at which the last storage NIC has written its uploads is minimal: each
@@ -40,7 +40,8 @@ struct save_facts {
 	size_t n_uniques;
 	const uint32_t *offers; /* rank numbers; uniques point into it */
 	size_t n_offers;
-	uint32_t copies; /* R: 1..PLAN_COPIES_MAX */
+	uint32_t copies;      /* R: 1..PLAN_COPIES_MAX */
+	uint32_t block_bytes; /* what pieces are cut into, at most BLOCK_BYTES_MAX; 0: that */
 };
 
 struct save_block {

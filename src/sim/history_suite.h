@@ -56,7 +56,8 @@
 	X(FOLDED, "collection folded tombstones into a floor")                 \
 	X(HISTORY_CALM, "a history without faults, in which all must succeed") \
 	X(SAVE_SKIPPED, "a save was skipped for want of room")                 \
-	X(SAVE_SUPERSEDED, "a save was dropped for a newer one")
+	X(SAVE_SUPERSEDED, "a save was dropped for a newer one")               \
+	X(SAVE_THROUGH, "a save went straight to the store")
 
 enum deed {
 #define X(name, text) DEED_##name,

@@ -147,15 +147,16 @@ static void note_end(struct saving *s, int r)
 	}
 	if (r)
 		truth_told(h, a, r);
-	history_deed(h, !r		      ? DEED_SAVE_DURABLE :
-			r == -ERR_ESKIPPED    ? DEED_SAVE_SKIPPED :
-			r == -ERR_ESUPERSEDED ? DEED_SAVE_SUPERSEDED :
-			s->cancelled	      ? DEED_SAVE_CANCELLED :
-			r == -ERR_EREPLICA    ? DEED_REPLICA_REFUSED :
-			r == -ERR_ESTEP	      ? DEED_STEP_REFUSED :
-			r == -ERR_EPOOL	      ? DEED_POOL_REFUSED :
-			r == -ERR_EUNINDEXED  ? DEED_SAVE_UNINDEXED :
-						DEED_SAVE_FAILED);
+	history_deed(h, !r && a->policy == POLICY_THROUGH ? DEED_SAVE_THROUGH :
+			!r				  ? DEED_SAVE_DURABLE :
+			r == -ERR_ESKIPPED		  ? DEED_SAVE_SKIPPED :
+			r == -ERR_ESUPERSEDED		  ? DEED_SAVE_SUPERSEDED :
+			s->cancelled			  ? DEED_SAVE_CANCELLED :
+			r == -ERR_EREPLICA		  ? DEED_REPLICA_REFUSED :
+			r == -ERR_ESTEP			  ? DEED_STEP_REFUSED :
+			r == -ERR_EPOOL			  ? DEED_POOL_REFUSED :
+			r == -ERR_EUNINDEXED		  ? DEED_SAVE_UNINDEXED :
+							    DEED_SAVE_FAILED);
 	bool expected = !r || s->cancelled || a->again || r == -ERR_EREPLICA || r == -ERR_EPOOL || r == -ERR_ESKIPPED ||
 			r == -ERR_ESUPERSEDED; /* truth_told() has looked at these */
 	if (r == -ERR_EREPLICA && a->liar < 0 && !a->again)
@@ -290,7 +291,8 @@ static void draw_step(struct run *job, unsigned i)
 	step->attempt = truth_attempt(h, job->bundle, number, job->n_ranks, job->structure);
 	step->attempt->hinted = same && world_random(h->world, 4) != 0;
 	step->attempt->copies = job->copies;
-	step->attempt->policy = job->pressing ? (enum save_policy)world_random(h->world, POLICIES) : POLICY_WAIT;
+	if (job->pressing || world_random(h->world, 4) == 0)
+		step->attempt->policy = (enum save_policy)world_random(h->world, POLICIES);
 	step->attempt->again = again;
 	if (job->n_ranks > 1 && world_random(h->world, truth_is_large(step->attempt) && !job->pressing ? 2 : 12) == 0)
 		step->attempt->liar = (int)world_random(h->world, job->n_ranks);

@@ -67,6 +67,8 @@
 	X(79, G_RECOVER) /* msg_g_recover -> msg_g_recover_reply. From a successor, as the next ones: what is under way */ \
 	X(80, G_KEPT)  /* msg_save_id -> msg_g_keep */                                       \
 	X(81, G_HELD)  /* msg_save_id -> msg_numbers: the blocks that the node holds */ \
+	X(84, G_WAVE)  /* msg_g_wave -> empty. From the coordinator: room for some blocks of a save that goes through */ \
+	X(85, G_RELEASE) /* msg_g_wave -> empty: they are stored, and take no room any more */ \
 	X(96, G_TRACE) /* msg_g_trace -> msg_trace_reply: what the node coordinates, or did */
 
 /* clang-format on */
@@ -207,7 +209,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_rank_offer(F) F(u32, rank) F(u64, structure) F(u32, n_items) F(list, items)
 #define MSG_g_offer(F)                                                                                                   \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies)         \
-	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks)
+	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks) F(u64, arena_bytes)
 /* incarnation 0: the rank went before it knew; then run says of which. */
 #define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run)
 
@@ -215,16 +217,18 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  * A node's part of the plan: what its ranks capture or check, and what it will receive as copies; room is made for all of it. When
  * `cached` is 1 the lists are empty and the node takes those that it remembers under the number `plan`, or answers need_items = 1.
  * queue: wait for the turn, behind other saves; room_ms: then for room. `full`: there was none, why in words; the coordinator may ask
- * again by the save_id, and who queued keeps its turn until then.
+ * again by the save_id, and who queued keeps its turn until then. waves: no room yet, G_WAVE asks for that of some blocks at a time.
  * block: number in the save's plan. mode: CAPTURE_COPY, CAPTURE_CHECK (a replica that is only hashed).
  */
 #define ELEM_g_block(F)	  F(u32, block) F(u32, rank) F(u32, item) F(u64, offset) F(u32, bytes) F(u32, mode)
 #define ELEM_g_receive(F) F(u32, block) F(u32, bytes)
 #define MSG_g_reserve(F)                                                                                           \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u64, plan) \
-	F(u32, cached) F(list, blocks) F(list, receives) F(u32, queue) F(u32, room_ms) F(u64, epoch)
+	F(u32, cached) F(list, blocks) F(list, receives) F(u32, queue) F(u32, room_ms) F(u64, epoch) F(u32, waves)
 #define MSG_g_reserve_reply(F) F(u32, need_items) F(u32, full) F(str, words)
-#define MSG_g_capture(F) F(u64, save_id) F(u32, hinted) F(u64, epoch)
+#define MSG_g_capture(F) F(u64, save_id) F(u32, hinted) F(u64, epoch) F(u32, first) F(u32, last)
+/* Blocks of the plan from first to before last. In G_CAPTURE, last 0: all of them. */
+#define MSG_g_wave(F) F(u64, save_id) F(u64, epoch) F(u32, first) F(u32, last)
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled) F(u64, bytes) F(u32, last_rank) /* captured there; the last rank to be done */
 #define MSG_save_id(F)	       F(u64, save_id) F(u64, epoch)
@@ -274,9 +278,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 enum item_flags { ITEM_LOWEST_WINS = 1 };    /* the lowest rank's bytes count, others are not looked at */
 enum save_flags { SAVE_SAME_STRUCTURE = 1 }; /* HINT */
-enum save_policy { POLICY_WAIT, POLICY_SKIP, POLICY_REPLACE, POLICIES }; /* when there is no room */
-enum grant_mode { GRANT_FULL, GRANT_HINTED };				 /* hinted: copy and sample, no digests */
-enum filled_flags { FILLED_ZERO = 1 };					 /* every byte is 0: a hole */
+enum save_policy { POLICY_WAIT, POLICY_SKIP, POLICY_REPLACE, POLICY_THROUGH, POLICIES }; /* when there is no room */
+enum grant_mode { GRANT_FULL, GRANT_HINTED }; /* hinted: copy and sample, no digests */
+enum filled_flags { FILLED_ZERO = 1 };	      /* every byte is 0: a hole */
 enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 
 /* clang-format off */
@@ -286,7 +290,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status)
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
