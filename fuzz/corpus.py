@@ -234,6 +234,59 @@ def main():
     item = text("w.0") + text("float16") + u32(16) + u32(0) + box([0, 0], [4, 4]) + box([2, 0], [2, 4])
     write("messages", "save", u8(7) + u64(1) + u64(2) + text("ckpt/llama") + u64(1200) + u32(2) + u32(0) + u32(1) + u64(3) +
           listed(text("k") + text("v")) + u64(0x1122334455667788) + u32(1) + listed(item))
+    conversations()
+
+
+def said(kind, body=b"", flags=0, how=2):
+    """A frame of fuzz/stage.h."""
+    return struct.pack("<HBBH", kind, flags, how, len(body)) + body
+
+
+def conversations():
+    """For the targets hello, door and peer: what is right, so that they begin inside."""
+    hello = u32(1) + u32(1) + u64(0)
+    peer = hello + text("c") + u32(1) + text("n1") + u64(1) + b"\1" * 32
+    reply = u32(1) + u64(0) + text("c") + u32(1) + text("n1") + u64(1) + u64(0)
+    short = lambda kind, flags, body: struct.pack("<BBH", kind, flags, len(body)) + body  # noqa: E731
+    write("hello", "accepts", u8(0) + short(1, 0, u8(1) + peer))
+    write("hello", "accepts-bulk-proven", u8(1) + short(1, 0, u8(2) + peer) + short(3, 0, b"\0" * 32))
+    write("hello", "dials", u8(2) + short(1, 1, reply + b"\0" * 32))
+    write("hello", "dials-proven", u8(3) + short(1, 1, reply + b"\2" * 32) + short(3, 1, b"\0" * 32))
+    write("hello", "refused", u8(3) + short(1, 3, u32(13) + text("no")))
+
+    item = text("w.0") + text("float16") + u32(16) + u32(0) + box([0, 0], [4, 4]) + box([2, 0], [2, 4])
+    save = u64(1) + u64(2) + text("ckpt/llama") + u64(1200) + u32(2) + u32(0) + u32(1) + u64(3) + listed(text("k") + text("v"))
+    filled = u32(1) + u32(2) + u32(0) + u64(0) + b"\3" * 32
+    door = {
+        16: text("job-17") + text("run:0") + u32(0) + u32(1), 17: u64(1), 18: save + u64(5) + u32(1) + listed(item),
+        19: u64(1) + u64(2) + listed(filled), 20: u64(1) + u64(2) + text("b") + u64(3), 21: text("b") + text("latest") + u64(0),
+        22: u64(1) + text("") + text("a") + u32(9), 23: u64(1), 24: u64(1) + u64(0) + u64(1) + listed(text("w") + box([0], [4])),
+        25: u64(1) + listed(u64(1)), 26: text("a") + text("b") + text("c") + u64(0) + u32(7),
+        27: text("b") + text("prod") + u64(0) + u64(1), 28: text("b") + u64(1), 29: b"", 30: text("b") + u64(1), 31: b"", 2: b"",
+    }  # fmt: skip
+    write("door", "hello", u8(0) + said(1, u8(0) + hello, how=0))
+    write("door", "all", u8(1) + b"".join(said(kind, body, how=0) for kind, body in door.items()))
+    write("door", "parts", u8(1) + said(18, b"x" * 100, 4, 0) + said(18, b"y" * 100, 4, 0) + said(16, b"", 4, 0) + said(16, b"", 0, 0))
+    write("door", "wrong-sum", u8(1) + said(2, b"x", 0, 1))
+    write("door", "chunk", u8(1) + said(2, b"x", 0, 4))
+
+    key = text("t") + text("g") + u64(1)
+    peers = {
+        64: u8(1) + text("k"), 65: b"\1" * 32 + u32(8) + u64(1) + u32(0) + text("t"),
+        66: text("t") + text("g") + text("r") + u32(0) + u32(1) + text("n1"),
+        67: key + text("n1") + text("b") + u64(1) + u32(2) + u32(0) + u32(0) + u64(0) + listed() + listed(u32(0) + u64(1) + u32(1) + listed(item)),
+        68: key + u32(0) + text("gone") + text("r"), 69: key + text("b") + u64(1) + u64(1) + u32(1) + listed(u32(0)) + listed(),
+        70: key + u64(9) + text("b") + u64(1) + u64(1) + u32(0) + listed() + listed(u32(0) + u32(64)), 71: u64(9) + u32(0), 72: u64(9),
+        73: u64(9) + listed(text("n2")) + listed(u32(0) + b"\1" * 32 + u32(64) + u32(1) + u32(0)),
+        74: u64(9) + text("t/t/b/b/p/1-n0-0") + text("p") + listed(b"\1" * 32 + u64(4096) + u32(64) + u32(1)),
+        75: key + u64(9) + text("b") + u64(1) + u32(1) + u32(0) + text("") + u64(1) + listed(), 77: u64(9), 29: text("t") + u8(1), 2: b"",
+    }  # fmt: skip
+    frames = b"".join(said(kind, body) for kind, body in peers.items())
+    write("peer", "stranger", u8(0) + said(1, u8(1) + peer, how=0) + said(3, b"\0" * 32, how=0))
+    write("peer", "control", u8(1) + frames)
+    write("peer", "stale", u8(1) + said(65, peers[65], how=0))
+    write("peer", "bulk", u8(2) + said(5, b"8 bytes.", how=4) + said(6, b"8 more", how=4))
+    write("peer", "control-frame-on-bulk", u8(2) + said(2))
 
 
 main()
