@@ -123,7 +123,7 @@ class Cluster:
         assert all(daemon.returncode == 0 for daemon in self.daemons), self.logs()
 
     def logs(self):
-        return "\n".join((self.folder / f"node-{n}" / "log").read_text(errors="replace")[-2000:] for n in range(self.nodes))
+        return "\n".join((self.folder / f"node-{n}" / "log").read_text(errors="replace")[-4000:] for n in range(self.nodes))
 
     def views(self):
         """What each daemon says of all nodes; None if one does not answer, or has not joined."""

@@ -124,6 +124,10 @@ void session_push(void *arg, enum msg_type type, uint64_t number, struct view bo
 	struct frame_head head = { .type = (uint16_t)type, .request = number };
 	int r = 0;
 
+	if (!body.len) {
+		session_end(session, "its session was ended: no memory for what its process is to be told");
+		return;
+	}
 	do {
 		struct view piece = body_cut(&head, &body);
 

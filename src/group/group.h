@@ -26,7 +26,8 @@ struct groups;
 struct rank; /* one client's membership in one group */
 
 struct rank_events {
-	/* Sends a frame to the client: GRANT, STAGE, BLOCKS, LOAD_END, with the client's number of the save or load. */
+	/* Sends a frame to the client: GRANT, STAGE, BLOCKS, LOAD_END, with the client's number of the save or load.
+	 * An empty @body: there was no memory for what is to be said, and who waits for it would wait for ever: the session ends. */
 	void (*push)(void *arg, enum msg_type type, uint64_t number, struct view body);
 	void *arg;
 };

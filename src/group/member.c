@@ -165,14 +165,13 @@ static void push_stage(struct msave *save, const struct msg_g_stage *from)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 
-	if (encode_stage(save, from, &body))
-		return; /* no memory: the ranks wait to their deadline */
+	bool told = !encode_stage(save, from, &body);
 	list_each(node, &save->offers) {
 		struct moffer *offer = list_entry(node, struct moffer, link);
 
 		if (offer->rank)
 			offer->rank->events.push(offer->rank->events.arg, MSG_STAGE, offer->client_save,
-						 view_buf(&body));
+						 told ? view_buf(&body) : (struct view){ 0 });
 	}
 }
 

@@ -372,8 +372,7 @@ static int push_end(struct reader *reader, int code, const char *words)
 	if (!r)
 		r = msg_load_end_encode(&end, &body);
 	list_buf_fini(&stats);
-	if (!r)
-		reader->events.push(reader->events.arg, MSG_LOAD_END, reader->number, view_buf(&body));
+	reader->events.push(reader->events.arg, MSG_LOAD_END, reader->number, r ? (struct view){ 0 } : view_buf(&body));
 	return r;
 }
 
