@@ -243,7 +243,7 @@ class Version:
         data = (self.base / key).read_bytes()
         need(len(data) == size, f"{key} has not the length that the root says")
         head = open_head(data)
-        need(head.save == self.head.save and head.part == int(key.rpartition("-")[2]), f"{key} is another pack")
+        need(head.save == self.head.save and head.part == 0, f"{key} is another pack")
         return data, open_pack(data, node)
 
     def _segment(self, key: str, kind: int, size: int, count: int, digest: bytes) -> None:
