@@ -184,8 +184,8 @@ static int was_deleted(const struct place *place, uint64_t number, struct error 
 			 (const char *)place->bundle.ptr);
 }
 
-/* @indexed: there is a root, or may be one, even if the store does not show it yet. */
-static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, bool indexed,
+/* @indexed: there is a root, or may be one, even if the store does not show it yet. @settled: it is there to stay. */
+static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, bool indexed, bool settled,
 		     struct version **ret, uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
@@ -195,6 +195,15 @@ static int open_root(struct bundles *bundles, const struct place *place, uint64_
 		return r;
 	if (object.state == ROOT_DELETED)
 		return was_deleted(place, number, e);
+	if (object.state == ROOT_PUBLISHED &&
+	    !settled) { /* what is seen may not last yet, and nobody is there who would know */
+		char key[KEY_BYTES];
+
+		root_key(place, number, key);
+		r = object_settle(bundles, key, view_buf(&object.bytes), deadline_ns, e);
+		if (r)
+			return r;
+	}
 	if (object.state != ROOT_PUBLISHED)
 		return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)place->bundle.len,
 				 (const char *)place->bundle.ptr, number);
@@ -403,7 +412,7 @@ static int open_number(struct bundles *bundles, const struct place *place, uint6
 	if (known)
 		version = cache_find(bundles, place, number);
 	if (!version) {
-		r = open_root(bundles, place, number, known, &version, deadline_ns, e);
+		r = open_root(bundles, place, number, known, indexed == INDEXED_LIVE, &version, deadline_ns, e);
 		if (r == -ENOENT && indexed == INDEXED_LIVE)
 			r = root_missing(place, number, e);
 		if (r == -ERR_EDAMAGED)
