@@ -154,14 +154,20 @@ class Cluster:
         self.words = ""
         until(agree, lambda: f"all daemons are ready: {self.words} {views}")
 
-    def run(self, *words, node=0):
+    def run(self, *words, node=0, limit_s=LIMIT_S):
         """The command forebay, with its output as text."""
         env = {**os.environ, "FOREBAY_SOCKET": self.socket(node)}
-        return subprocess.run([BUILD / "forebay", *map(str, words)], env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        return subprocess.run([BUILD / "forebay", *map(str, words)], env=env, capture_output=True, text=True, timeout=limit_s)
 
     def forebay(self, *words, node=0):
         """Its output, when it must succeed."""
         done = self.run(*words, node=node)
+        assert done.returncode == 0, f"forebay {' '.join(map(str, words))}: {done.stderr}"
+        return done.stdout
+
+    def long(self, *words):
+        """The same of a command that has much to do."""
+        done = self.run(*words, limit_s=1800)
         assert done.returncode == 0, f"forebay {' '.join(map(str, words))}: {done.stderr}"
         return done.stdout
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import shutil
+import struct
 import tempfile
 import threading
 import time
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import forebay
 import pytest
+from blake3 import blake3
 
+import decode
 import job
 
 LONG = bool(os.environ.get("FOREBAY_LONG"))
@@ -448,4 +451,52 @@ def test_many_versions_in_an_index(memory):
         watch.lap("")
         assert fb.open("many").number == half
         watch.lap("latest opened")
+    print(", ".join(f"{name} {lap:.3f} s" for name, lap in watch.laps.items() if name))
+
+
+def stored(kind, number, body):
+    """A record as docs/formats.md has it."""
+    head = decode.MAGIC[kind] + struct.pack("<BBHQQQQQIII", 1, 0, kind, len(body), 0x100000 + number, 0, 0, number, 1, 0, 0)
+    raw = head + struct.pack("<I", decode.crc32c(head)) + body
+    return raw + blake3(raw).digest()
+
+
+def text(value):
+    return struct.pack("<I", len(value)) + value.encode()
+
+
+def store_versions(store, bundle, n):
+    """Slots and roots of versions without items, as their coordinators would have left them."""
+    names, empty = text("default") + text(bundle), struct.pack("<II", 0, 0)
+    for number in range(1, n + 1):
+        folder = store / "t" / "default" / "b" / bundle.replace("/", "%2F") / "v" / f"{number:020}"
+        folder.mkdir(parents=True)
+        (folder / "slot").write_bytes(stored(decode.SLOT, number, names + struct.pack("<Q", 0) + text("node-0") + text("")))
+        root = names + struct.pack("<7Q", number, 0, 0, 0, 0, 0, 0) + 3 * empty
+        (folder / "root").write_bytes(stored(decode.ROOT, number, root))
+
+
+def test_an_index_of_many_versions_is_made_again_and_looked_at(memory):
+    """From a store that lies there without an index; then at each start, and by a collection."""
+    half, watch = VERSIONS // 2, Watch()
+    bundles = ["many"] + [f"few/{i:04}" for i in range(half // 100)]
+    with job.Cluster(memory / "again", 1) as cluster:
+        cluster.stop()
+        (cluster.store / "g" / "2").write_bytes(b"another life's")
+        for bundle in bundles:
+            store_versions(cluster.store, bundle, half if bundle == "many" else 100)
+        cluster.launch()
+        job.until(lambda: "forebay meta rebuild" in cluster.run("ls").stderr, "the index is refused")
+        watch.lap("")
+        assert cluster.long("meta", "rebuild") == f"{len(bundles)} bundles, {VERSIONS} versions, 0 labels\n"
+        cluster.wait_ready()
+        watch.lap(f"index of {VERSIONS} versions rebuilt")
+        cluster.stop()
+        watch.lap("")
+        cluster.start()
+        watch.lap("started again")
+        cluster.long("gc")
+        watch.lap("collected")
+        with cluster.connect() as fb:
+            assert sum(b.versions for b in fb.list()) == VERSIONS and fb.open("many").number == half
     print(", ".join(f"{name} {lap:.3f} s" for name, lap in watch.laps.items() if name))
