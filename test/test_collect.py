@@ -157,6 +157,46 @@ def test_a_collection_that_dies_is_done_again(cluster, point):
     assert save_steps(cluster, bundle, 7) == [7]
 
 
+def test_what_the_parent_has_is_written_again_only_when_little_of_it_is_left(cluster):
+    bundle, items = "keep/child", 10
+
+    def save(step, parent, changed):
+        def body(group, rank):
+            for i in changed:
+                state[i] = random.Random(f"{step} {i}").randbytes(100_000)
+            pieces = [(f"w{i}", state[i], {}) for i in range(items)]
+            return job.save(group, bundle, step, pieces, parent=parent).version
+
+        return job.good(job.ranks(cluster, 1, body))[0]
+
+    def check(number):
+        out = [bytearray(100_000) for _ in range(items)]
+        with cluster.connect(1) as fb:
+            version = fb.open(bundle, number)
+            with fb.load(version) as load:
+                for i in range(items):
+                    load.into(f"w{i}", out[i])
+            version.close()
+        assert [bytes(o) for o in out] == state
+        cluster.forebay("verify", f"{bundle}@{number}")
+
+    state = [None] * items
+    assert save(1, 0, range(items)) == 1
+    whole = job.du(cluster.store)
+    assert save(2, 1, [3]) == 2
+    assert job.du(cluster.store) - whole < 200_000  # one of ten
+    check(2)
+    cluster.forebay("rm", f"{bundle}@1")
+    assert gc(cluster, bundle)["packs_missing"] == 0
+    check(2)
+    assert save(3, 2, range(1, 7)) == 3  # of the first pack four of ten are left: less than half
+    check(3)
+    cluster.forebay("rm", f"{bundle}@2")
+    gc(cluster, bundle)
+    check(3)
+    assert len(keys(cluster, bundle, "p")) == 1
+
+
 def test_without_the_index_versions_are_read_from_the_store(cluster):
     bundle = "keep/alone"
     save_steps(cluster, bundle, 1, 2)

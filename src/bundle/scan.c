@@ -75,10 +75,16 @@ static int keep_all(struct scan *scan, struct list_view packs, struct list_view 
 	return r;
 }
 
-/* The first word counts: that of an open slot's row. */
+/* That a slot of it is open counts; else the last of its slots: a successor opens one more for the same save. */
 static int note_save(struct scan *scan, uint64_t save_id, uint64_t number, enum ended ended)
 {
-	struct saved *saved = malloc(sizeof(*saved));
+	struct saved *saved = map_get(&scan->saves, save_view(&save_id));
+
+	if (saved && (ended == ENDED_NOT || (saved->ended != ENDED_NOT && number > saved->number)))
+		*saved = (struct saved){ .ended = ended, .number = number };
+	if (saved)
+		return 0;
+	saved = malloc(sizeof(*saved));
 	int r = saved ? map_put(&scan->saves, save_view(&save_id), saved) : -ENOMEM;
 
 	if (r)

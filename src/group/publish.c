@@ -3,12 +3,15 @@
  *
  * Equal blocks of one save are stored once (content deduplication, design §6); holes are recorded and not stored. Each pack is
  * written by the node that the plan named, whole, before the root says that it exists. In rounds: what a lost node had not written
- * is dealt out to others that hold it.
+ * is dealt out to others that hold it. Blocks that the parent has are not written again where bundle/share.h says so.
  */
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "bundle/share.h"
 #include "group/inside.h"
 
 #define PACK_BYTES_MAX	 (UINT64_C(1) << 30)
@@ -38,6 +41,8 @@ struct drafts {
 	bool *stored;	 /* per block: it lies in a pack, or will */
 	uint32_t *pack;	 /* per stored block: 1 + the draft that it is in; 0: it waits to be dealt out */
 	struct map seen; /* blocks of the version by digest */
+	uint32_t *theirs; /* per block: the parent's block whose place it takes, or SHARE_NOT; NULL: nothing is shared */
+	struct version *parent;
 };
 
 /* A version in the making. */
@@ -59,6 +64,8 @@ static void drafts_fini(struct drafts *drafts)
 	free(drafts->stored);
 	free(drafts->pack);
 	map_fini(&drafts->seen);
+	free(drafts->theirs);
+	version_put(drafts->parent);
 }
 
 static int drafts_init(struct drafts *drafts, const struct recipe *recipe)
@@ -139,6 +146,46 @@ static int find_stored(struct csave *save, struct version *version, struct draft
 	return r;
 }
 
+struct sharing {
+	struct drafts *drafts;
+	struct share_block *blocks;
+	size_t n;
+};
+
+static int share_job(void *arg)
+{
+	struct sharing *job = arg;
+
+	return share_with_parent(job->drafts->parent, job->blocks, job->n, job->drafts->theirs);
+}
+
+/* What the pinned parent has need not be written. Without the parent at hand all is written: that is never wrong. */
+static int share(struct csave *save, const struct version *version, struct drafts *drafts, uint64_t deadline_ns)
+{
+	struct groups *groups = save->group->groups;
+	_cleanup_(cleanup_mem) struct share_block *blocks = calloc(version->n_blocks + 1, sizeof(*blocks));
+	struct sharing job = { .drafts = drafts, .blocks = blocks, .n = version->n_blocks };
+	char number[24];
+
+	if (!save->slot.pinned)
+		return 0;
+	snprintf(number, sizeof(number), "%" PRIu64, save->parent);
+	if (bundle_open(groups->bundles, view_str(save->group->tenant), view_str(save->bundle), view_str(number),
+			deadline_ns, &drafts->parent, NULL) != 0)
+		return fiber_cancelled() ? -ECANCELED : 0;
+	drafts->theirs = calloc(version->n_blocks + 1, sizeof(*drafts->theirs));
+	if (!blocks || !drafts->theirs)
+		return -ENOMEM;
+	for (size_t b = 0; b < version->n_blocks; b++)
+		blocks[b] = (struct share_block){ .digest = version->blocks[b].digest,
+						  .bytes = version->blocks[b].bytes,
+						  .hole = version->blocks[b].flags & BLOCK_HOLE };
+	int r = env_call(groups->env, share_job, &job);
+	for (size_t b = 0; !r && b < version->n_blocks; b++)
+		drafts->stored[b] &= drafts->theirs[b] == SHARE_NOT;
+	return r;
+}
+
 /* The planned uploader; when it is lost, or was not made a holder, the holder that has been dealt the least. */
 static uint32_t pick_uploader(const struct csave *save, const struct drafts *drafts, size_t b)
 {
@@ -203,28 +250,62 @@ static int name_pack(const struct csave *save, struct drafts *drafts, struct pac
 			save->recipe->nodes[pack->node], k, pack->key);
 }
 
+static int add_pack(struct version *version, const char *key, const char *node, uint64_t bytes)
+{
+	struct version_pack *pack = &version->packs[version->n_packs++];
+
+	pack->key = strdup(key);
+	pack->node = strdup(node);
+	pack->bytes = bytes;
+	version->stored_bytes += bytes;
+	return pack->key && pack->node ? 0 : -ENOMEM;
+}
+
+/* The parent's packs of which blocks are taken, and their places in them. */
+static int list_shared(struct version *version, const struct drafts *drafts)
+{
+	const struct version *parent = drafts->parent;
+	_cleanup_(cleanup_mem) uint32_t *named = calloc(parent->n_packs + 1, sizeof(*named)); /* 1 + its number here */
+	int r = named ? 0 : -ENOMEM;
+
+	for (size_t b = 0; !r && b < version->n_blocks; b++) {
+		if (drafts->theirs[b] == SHARE_NOT)
+			continue;
+		const struct version_block *block = &parent->blocks[drafts->theirs[b]];
+		const struct version_pack *pack = &parent->packs[block->pack];
+
+		if (!named[block->pack]) {
+			r = add_pack(version, pack->key, pack->node, pack->bytes);
+			named[block->pack] = (uint32_t)version->n_packs;
+		}
+		version->blocks[b].pack = named[block->pack] - 1;
+		version->blocks[b].pack_offset = block->pack_offset;
+	}
+	return r;
+}
+
 /* What was written, as the version says it. */
 static int list_packs(const struct csave *save, struct version *version, const struct drafts *drafts)
 {
-	version->packs = calloc(drafts->n + 1, sizeof(*version->packs));
+	int r = 0;
+
+	version->packs =
+		calloc(drafts->n + (drafts->theirs ? drafts->parent->n_packs : 0) + 1, sizeof(*version->packs));
 	if (!version->packs)
 		return -ENOMEM;
-	for (size_t i = 0; i < drafts->n; i++) {
+	for (size_t i = 0; !r && i < drafts->n; i++) {
 		const struct pack_draft *draft = &drafts->packs[i];
-		struct version_pack *pack = &version->packs[version->n_packs];
 
 		if (!draft->written)
 			continue;
 		for (size_t k = 0; k < draft->n; k++)
 			version->blocks[draft->blocks[k]].pack = (uint32_t)version->n_packs;
-		pack->key = strdup(draft->key);
-		pack->node = strdup(save->recipe->nodes[draft->node]);
-		pack->bytes = draft->bytes;
-		version->n_packs++;
-		version->stored_bytes += draft->bytes;
-		if (!pack->key || !pack->node)
-			return -ENOMEM;
+		r = add_pack(version, draft->key, save->recipe->nodes[draft->node], draft->bytes);
 	}
+	if (!r && drafts->theirs)
+		r = list_shared(version, drafts);
+	if (r)
+		return r;
 	for (size_t b = 0; b < version->n_blocks; b++) {
 		const struct version_block *first = &version->blocks[drafts->first[b]];
 
@@ -502,6 +583,8 @@ int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t 
 	struct publishing *publishing = save->publishing;
 	int r = find_stored(save, publishing->version, &publishing->drafts, first, last);
 
+	if (!r && !first && last == publishing->version->n_blocks) /* of parts nobody knows how much of a pack the whole uses */
+		r = share(save, publishing->version, &publishing->drafts, deadline_ns);
 	return r ? r : upload(save, publishing->version, &publishing->drafts, deadline_ns, e);
 }
 
