@@ -28,6 +28,7 @@
 	X(COLLECT_FOUND, "collect-found")	/* what is to go is known, nothing is gone */             \
 	X(COLLECT_DELETED, "collect-deleted")	/* one object of it is gone */                            \
 	X(FLOOR_PUT, "floor-put")		/* the floor's object is there, the row is older */       \
+	X(PARENT_SHARED, "parent-shared")	/* some blocks take their places in the parent's packs */ \
 	X(FLOOR_INDEXED, "floor-indexed")	/* and the row; the tombstones below are there */         \
 	X(SAVE_KEPT, "save-kept")		/* a successor could finish the save */                   \
 	X(SAVE_RESUMED, "save-resumed")		/* a successor goes on with a save */

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/point.h"
 #include "bundle/share.h"
 #include "group/inside.h"
 
@@ -181,8 +182,13 @@ static int share(struct csave *save, const struct version *version, struct draft
 						  .bytes = version->blocks[b].bytes,
 						  .hole = version->blocks[b].flags & BLOCK_HOLE };
 	int r = env_call(groups->env, share_job, &job);
-	for (size_t b = 0; !r && b < version->n_blocks; b++)
+	bool some = false;
+	for (size_t b = 0; !r && b < version->n_blocks; b++) {
 		drafts->stored[b] &= drafts->theirs[b] == SHARE_NOT;
+		some |= drafts->theirs[b] != SHARE_NOT;
+	}
+	if (some)
+		point_reached(POINT_PARENT_SHARED);
 	return r;
 }
 

@@ -81,6 +81,8 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	uint32_t ranks, copies, n_items;
 	enum save_policy policy;
 	uint64_t step, structure, content;
+	uint64_t parent, base,
+		changed;    /* items whose bit is not set have the content of the parent, whose content is base */
 	bool hinted, again; /* again: its step was offered before */
 	int liar;	    /* the rank whose replica has another byte; -1: none */
 	uint64_t version;   /* 0: not known to be published */

@@ -205,6 +205,7 @@ static int begin_save(struct rank *k, struct step *step)
 					     .copies = a->copies,
 					     .policy = a->policy,
 					     .same_structure = a->hinted,
+					     .parent = a->parent,
 					     .attributes = list_buf_view(&attributes) };
 	*s = (struct saving){ .rank = k, .attempt = a };
 	CHECK(!core_save_new(k->group, &options, &s->save, NULL));
@@ -266,6 +267,23 @@ static uint64_t draw_structure(const struct run *job)
 	return structure & ~(world_random(w, 4) ? UINT64_C(7) : UINT64_C(63));
 }
 
+/* A published version with the same items, which this save goes on from. */
+static void draw_parent(struct history *h, struct attempt *a)
+{
+	for (unsigned i = h->n_attempts; i > 0; i--) {
+		const struct attempt *p = h->attempts[i - 1];
+
+		if (p == a || p->bundle != a->bundle || p->structure != a->structure || !p->version || p->dying ||
+		    p->liar >= 0 || p->ranks != a->ranks ||
+		    (p->changed & ((UINT64_C(1) << ITEMS_MOST) - 1)) != (UINT64_C(1) << ITEMS_MOST) - 1)
+			continue;
+		a->parent = p->version;
+		a->base = p->content;
+		a->changed = world_random(h->world, UINT64_C(1) << ITEMS_MOST);
+		return;
+	}
+}
+
 /* The first rank that comes to a step says what it is about. */
 static void draw_step(struct run *job, unsigned i)
 {
@@ -294,6 +312,8 @@ static void draw_step(struct run *job, unsigned i)
 	if (job->pressing || world_random(h->world, 4) == 0)
 		step->attempt->policy = (enum save_policy)world_random(h->world, POLICIES);
 	step->attempt->again = again;
+	if (same && world_random(h->world, 2))
+		draw_parent(h, step->attempt);
 	if (job->n_ranks > 1 && world_random(h->world, truth_is_large(step->attempt) && !job->pressing ? 2 : 12) == 0)
 		step->attempt->liar = (int)world_random(h->world, job->n_ranks);
 }

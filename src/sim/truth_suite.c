@@ -64,7 +64,7 @@ struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank)
 										400000 } };
 	}
 	bool zero = trait(a, i, 8, 6) == 0;
-	item.seed = zero ? 0 : mix(a->content, i) | 1;
+	item.seed = zero ? 0 : mix(a->changed >> i & 1 ? a->content : a->base, i) | 1;
 	if (item.seed && item.flags)
 		item.seed += 2 * rank;
 	return item;
@@ -221,6 +221,7 @@ struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step,
 			       .ranks = ranks,
 			       .structure = structure,
 			       .content = world_random(h->world, UINT64_MAX),
+			       .changed = UINT64_MAX,
 			       .liar = -1 };
 	a->n_items = (uint32_t)(mix(structure, 1000) % (ITEMS_MOST + 1));
 	a->copies = 1;
