@@ -42,7 +42,8 @@ struct drafts {
 	bool *stored;	 /* per block: it lies in a pack, or will */
 	uint32_t *pack;	 /* per stored block: 1 + the draft that it is in; 0: it waits to be dealt out */
 	struct map seen; /* blocks of the version by digest */
-	uint32_t *theirs; /* per block: the parent's block whose place it takes, or SHARE_NOT; NULL: nothing is shared */
+	uint32_t
+		*theirs; /* per block: the parent's block whose place it takes, or SHARE_NOT; NULL: nothing is shared */
 	struct version *parent;
 };
 
@@ -589,7 +590,8 @@ int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t 
 	struct publishing *publishing = save->publishing;
 	int r = find_stored(save, publishing->version, &publishing->drafts, first, last);
 
-	if (!r && !first && last == publishing->version->n_blocks) /* of parts nobody knows how much of a pack the whole uses */
+	if (!r && !first &&
+	    last == publishing->version->n_blocks) /* of parts nobody knows how much of a pack the whole uses */
 		r = share(save, publishing->version, &publishing->drafts, deadline_ns);
 	return r ? r : upload(save, publishing->version, &publishing->drafts, deadline_ns, e);
 }
