@@ -38,9 +38,9 @@ def down(name: str) -> None:
     subprocess.run([FOREBAY, "down", "--dir", str(DIR / name)], check=True, stdout=subprocess.DEVNULL)
 
 
-def forget(folder: Path) -> None:
-    """Drops the kernel's cache of all files below a folder; they must have been synced."""
-    for path in folder.rglob("*"):
+def forget(place: Path) -> None:
+    """Drops the kernel's cache of a file, or of all files below a folder; they must have been synced."""
+    for path in (place, *place.rglob("*")):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

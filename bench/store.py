@@ -117,7 +117,7 @@ def bench_memory(cluster: Cluster) -> None:
             best(took, f"load {cache}", timed(cluster.load, out))
             assert out == data
             if cache == "disk":
-                bed.forget(bed.DIR)
+                bed.forget(path)
             best(took, f"read {cache}", timed(read_plain, path, out))
         best(took, "load pool", timed(cluster.load, out))
         cluster.session.delete("store", cluster.version)
