@@ -16,6 +16,7 @@ menu:
 	@echo 'make sim SEEDS=2000  simulate so many seeds; SEED=17 TRACE=1 replays one as a story'
 	@echo 'make fuzz            fuzz every decoder for SECONDS=30 each; TARGET=frame for one'
 	@echo 'make bench           build and run the benches; BENCH=hash for one'
+	@echo 'make kth             let one allocation, file or socket call of a daemon or command fail, RUNS=200 times'
 	@echo 'make crash-disk      cut IMAGES=10000 images of a crashed disk from a record, open each, miss nothing'
 	@echo 'make lint            arrows, sizes, banned calls, format; DEEP=1 adds clang-tidy and cppcheck'
 	@echo 'make fmt             apply .clang-format; DIR=src/wire to one folder'
@@ -58,6 +59,9 @@ fuzz: setup
 bench: build
 	@tools/bench $(BENCH)
 
+kth: build
+	FOREBAY_BUILD=$(CURDIR)/build PYTHONPATH=python:test .venv/bin/python test/kth.py $(or $(RUNS),200) $(SEED)
+
 crash-disk: build
 	FOREBAY_BUILD=$(CURDIR)/build PYTHONPATH=python:test .venv/bin/python test/crash_disk.py $(or $(IMAGES),10000) $(SEED)
 
@@ -75,4 +79,4 @@ install: build
 clean:
 	rm -rf build build-* demo-run python/forebay/_forebay.abi3.so
 
-.PHONY: menu setup build demo test test-long unit san tsan sim fuzz bench crash-disk lint fmt install clean
+.PHONY: menu setup build demo test test-long unit san tsan sim fuzz bench kth crash-disk lint fmt install clean

@@ -1,18 +1,21 @@
 """Disks that are full, read-only, failing or slow, under the store and under the index; and daemons that end in order.
 
 What must hold: the save in flight fails whole on every rank, naming path, node and cause, or is published; daemons stay up; what was
-durable can be read meanwhile; once the disk works again the next save does, without a restart; no temporary is left. A daemon that is asked to end makes durable what is captured, or says what it leaves.
+durable can be read meanwhile; once the disk works again the next save does, without a restart; no temporary is left. A daemon that is
+asked to end makes durable what is captured, or says what it leaves.
 """
 import errno
 import random
 import re
 import signal
+import subprocess
 import threading
 
 import forebay
 import pytest
 
 import job
+import place
 import sick
 
 SHARD = 150_000
@@ -265,3 +268,27 @@ def test_peers_hear_of_an_end_at_once(own):
 def status(cluster):
     with cluster.connect() as fb:
         return fb.status()["nodes"]
+
+
+def test_down_waits_for_what_is_captured(make_folder, tmp_path):
+    control = sick.Sick(tmp_path)
+    mine = place.Cluster(make_folder() / "c")
+    try:
+        mine.up(2, env={**mine.environment(), **control.env()})
+        control.slow("sync", ms=50, path="/store/")
+        file = tmp_path / "file"
+        file.write_bytes(random.Random(1).randbytes(SHARD))
+        put = subprocess.Popen([place.FOREBAY, "put", "a", file], env=mine.environment(), stdout=subprocess.DEVNULL)
+
+        def is_captured():
+            with forebay.connect(str(mine.socket())) as fb:
+                return any(one["state"] in ("captured", "staged") for one in fb.status()["saves"])
+
+        job.until(is_captured, "it is captured")
+        assert "ended 2 daemons\n" in mine.down().stdout
+        assert put.wait(job.LIMIT_S) == 0
+        control.heal()
+        mine.up()
+        assert "clean" in mine.run("verify", "a").stdout
+    finally:
+        mine.end()
