@@ -197,6 +197,14 @@ static int fetch_into(struct crew *crew, const struct copy *copy, struct block *
 	return r;
 }
 
+/* Before saves that wait: those may wait for the end of this one. */
+static int extra_block(struct msave *save, uint32_t bytes, struct block **ret, struct error *e)
+{
+	struct room_ask ask = { .kind = POOL_READ, .bytes = &bytes, .n = 1, .first = true };
+
+	return store_blocks_new(save->group->share->store, &ask, env_in_ms(save->groups->env, EXTRA_ROOM_MS), ret, e);
+}
+
 /* Where nothing was reserved for the block, or its span has something else, it takes room now if there is any. */
 static int make_copy(struct crew *crew, const struct copy *copy, struct error *e)
 {
@@ -209,8 +217,7 @@ static int make_copy(struct crew *crew, const struct copy *copy, struct error *e
 	if (place && *place && (*place)->indexed && digest_equal(&(*place)->digest, &copy->block.digest))
 		return 0; /* ordered again: its coordinator did not hear that it came */
 	if (!place || !*place || (*place)->indexed)
-		r = store_block_new(save->group->share->store, POOL_READ, copy->block.bytes,
-				    env_in_ms(save->groups->env, EXTRA_ROOM_MS), &fresh, e);
+		r = extra_block(save, copy->block.bytes, &fresh, e);
 	if (r)
 		return r;
 	struct block *target = fresh ? fresh : *place;
