@@ -558,6 +558,26 @@ static void a_floor_cut_before_the_index_is_taken_over(struct shelf *shelf, stru
 	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
 }
 
+/* As a shared file system that does not list another node's names yet. */
+static void nothing_is_concluded_from_a_list_without_a_version_that_the_index_has(struct shelf *shelf,
+										  struct shelf *other, struct error *e)
+{
+	char path[256], away[256];
+
+	for (uint64_t seed = 1; seed <= 2; seed++)
+		shelf_save(shelf, bundle, seed);
+	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
+	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt%%2Fa%%20b/v/00000000000000000002", shelf->bed->dir);
+	snprintf(away, sizeof(away), "%s/away", shelf->bed->dir);
+	EXPECT_INT(rename(path, away), 0);
+	struct collect_counts counts = collect(other);
+	EXPECT(counts.folded == 0 && counts.freed == 0);
+	EXPECT_INT(rename(away, path), 0);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+	EXPECT_INT(collect(other).folded, 1);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+}
+
 /* ---- an index that is older than the store ---- */
 
 static void expect_index(struct shelf *shelf, int want, struct error *e)
@@ -651,6 +671,7 @@ int main(void)
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
 		SHELF_STORY(a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on),
 		SHELF_STORY(a_floor_cut_before_the_index_is_taken_over),
+		SHELF_STORY(nothing_is_concluded_from_a_list_without_a_version_that_the_index_has),
 		SHELF_STORY(an_index_older_than_the_store_is_noticed),
 		SHELF_STORY(a_slot_that_was_never_recorded_is_not_an_older_index),
 	};

@@ -7,6 +7,7 @@
  *
  * The store is looked at, not the index. But the index tells whether anything has changed meanwhile: each slot that opens and each
  * version that dies changes the bundle's row. If the row is the same before and after, nothing that is found dead can have been named.
+ * And what the index has must have been in the lists, which may be late.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -38,6 +39,7 @@ void scan_init(struct scan *scan, struct bundles *bundles, const struct place *p
 	map_init(&scan->live);
 	map_init(&scan->saves);
 	map_init(&scan->parents);
+	map_init(&scan->roots);
 }
 
 void scan_fini(struct scan *scan)
@@ -47,6 +49,7 @@ void scan_fini(struct scan *scan)
 	map_fini(&scan->live);
 	map_fini(&scan->saves);
 	map_fini(&scan->parents);
+	map_fini(&scan->roots);
 	buf_fini(&scan->dead);
 	buf_fini(&scan->segments);
 	free(scan->folded);
@@ -195,6 +198,8 @@ static int look_at_root(struct scan *scan, uint64_t number, enum ended *ret)
 	*ret = object.state == ROOT_PUBLISHED ? ENDED_PUBLISHED :
 	       object.state == ROOT_DELETED   ? ENDED_DELETED :
 						ENDED_BURNED;
+	if (map_put(&scan->roots, save_view(&number), &mark_seen) == -ENOMEM)
+		return no_memory(scan->e);
 	r = note_save(scan, object.head.save_id, number, *ret);
 	if (object.state == ROOT_PUBLISHED && number < scan->lowest)
 		scan->lowest = number;
@@ -359,6 +364,30 @@ static int look_for_missing(struct scan *scan)
 
 /* ---- the whole ---- */
 
+/*
+ * A shared file system may list a name some seconds after another node has made it. Whoever has a row in the index has a root: if a list
+ * was without it, nothing may be concluded from what else it was without.
+ */
+static int look_for_row(void *arg, struct view key, struct view value)
+{
+	struct scan *scan = arg;
+	uint64_t number;
+
+	view_take(&key, scan->prefix);
+	if (number_decode(key, 20, &number) == 0 && !map_get(&scan->roots, save_view(&number)))
+		scan->moved = true;
+	return 0;
+}
+
+static int compare_rows(struct scan *scan)
+{
+	const struct row_key versions = rows_prefix('v', scan->place);
+
+	scan->prefix = versions.len;
+	return rows_each(scan->bundles, row_key_view(&versions), (struct view){ 0 }, look_for_row, scan,
+			 scan->deadline_ns, scan->e);
+}
+
 static int walk(struct scan *scan, const char *below, keys_fn each)
 {
 	char prefix[KEY_BYTES];
@@ -388,6 +417,8 @@ int scan_run(struct scan *scan)
 		r = walk(scan, "p/", take_pack_key);
 	if (!r)
 		r = walk(scan, "", take_other_key);
+	if (!r)
+		r = compare_rows(scan);
 	if (!r)
 		r = look_for_missing(scan);
 	if (!r)

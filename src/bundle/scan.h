@@ -30,8 +30,8 @@ struct scan {
 	uint64_t floor_found; /* the highest floor in the store */
 
 	/* on the way */
-	struct map live, saves, parents;
-	struct buf segments; /* of the number at hand */
+	struct map live, saves, parents, roots; /* roots: numbers under whose root key something lies */
+	struct buf segments;			/* of the number at hand */
 	size_t prefix;
 	uint64_t number;
 	bool has_root, has_slot, moved;

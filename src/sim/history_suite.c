@@ -511,7 +511,15 @@ static void judge_slots(struct history *h)
 	person_gone(person);
 }
 
-/* Flips a bit of a pack that belongs to a version, on the disk. */
+static bool is_parent(const struct history *h, const struct attempt *a)
+{
+	for (unsigned i = 0; i < h->n_attempts; i++)
+		if (h->attempts[i]->bundle == a->bundle && h->attempts[i]->parent == a->version)
+			return true;
+	return false;
+}
+
+/* Flips a bit of a pack that belongs to a version, and to none of its children, on the disk. */
 static void rot_pack(struct history *h)
 {
 	struct person *person = person_born(h, 0);
@@ -534,7 +542,7 @@ static void rot_pack(struct history *h)
 					    truth_version(h, bundle, strtoull(number + 3, NULL, 10)) :
 					    NULL;
 
-		if (!a || a->dying)
+		if (!a || a->dying || is_parent(h, a))
 			continue;
 		snprintf(path, sizeof(path), STORE "/%s", found);
 		a->rotten |= !world_rot(person->env, path, PACK_HEAD + world_random(h->world, 2000)) ||
