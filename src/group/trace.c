@@ -251,7 +251,8 @@ void trace_hop(struct csave *save, const char *node, uint64_t took_ns, uint64_t 
 void trace_calls(struct csave *save, const struct fan_call *calls, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		trace_hop(save, calls[i].node, calls[i].took_ns, calls[i].bytes, TRACE_NO_RANK);
+		if (calls[i].node) /* else it was never made: something failed while they were prepared */
+			trace_hop(save, calls[i].node, calls[i].took_ns, calls[i].bytes, TRACE_NO_RANK);
 }
 
 void trace_reports(struct csave *save, const struct fan_call *calls, size_t n)
