@@ -61,7 +61,8 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 
 /*
  * For a successor: settles every slot that was opened for the save @save_id, those with a row and number @kept (0: none is known). A slot
- * without a root is burned. *ret_number: what the save was published as, 0: it was not, and under none of these will be.
+ * without a root is burned. *ret_number: what the save was published as, 0: it was not, and under none of these will be. -ERR_EDELETED: @kept is below the
+ * floor: whether it was published first is not known any more.
  */
 int slot_settle(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t kept,
 		uint64_t deadline_ns, uint64_t *ret_number, struct error *e);

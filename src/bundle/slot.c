@@ -267,6 +267,23 @@ static int settle_row(void *arg, struct view key, struct view value)
 	return row.save_id == s->save_id ? settle_number(s, number) : 0;
 }
 
+enum { SETTLE_FOUND = 1 };
+
+static int find_published(void *arg, struct view key, struct view value)
+{
+	struct settling *s = arg;
+	struct row_version row;
+	uint64_t number;
+
+	view_take(&key, s->prefix);
+	if (number_decode(key, 20, &number) || row_version_decode(value, &row))
+		return row_damaged(s->e, "a version");
+	if (row.save_id != s->save_id)
+		return 0;
+	s->number = number;
+	return SETTLE_FOUND;
+}
+
 int slot_settle(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t kept,
 		uint64_t deadline_ns, uint64_t *ret_number, struct error *e)
 {
@@ -283,9 +300,21 @@ int slot_settle(struct bundles *bundles, struct view tenant, struct view bundle,
 			      .deadline_ns = deadline_ns,
 			      .prefix = rows.len,
 			      .e = e };
-	r = kept ? settle_number(&s, kept) : 0;
+	const struct row_key versions = rows_prefix('v', &place);
+	struct row_bundle row;
+
+	r = row_read_bundle(bundles, &place, &row, deadline_ns, e);
+	if (r >= 0 && kept && kept < row.floor) /* put there a tombstone, and it would look as if it had been burned */
+		return error_set(e, -ERR_EDELETED,
+				 "number %" PRIu64 " of %s was settled and deleted before a successor came", kept,
+				 place.prefix);
+	r = r < 0 ? r : kept ? settle_number(&s, kept) : 0;
 	if (!r && !s.number)
 		r = rows_each(bundles, row_key_view(&rows), (struct view){ 0 }, settle_row, &s, deadline_ns, e);
+	if (!r && !s.number) /* who asks may have missed that it was published, and under which number */
+		r = rows_each(bundles, row_key_view(&versions), (struct view){ 0 }, find_published, &s, deadline_ns, e);
+	if (r == SETTLE_FOUND)
+		r = 0;
 	if (!r)
 		*ret_number = s.number;
 	return r;

@@ -195,11 +195,12 @@ static int link_start(struct link *link, struct error *e)
 		return r;
 
 	generation_seen(peer->cluster, met->generation);
-	bool another = met->incarnation && peer->heard && met->incarnation != peer->heard;
+	bool another = peer->heard && met->incarnation != peer->heard; /* 0: started anew, and about to join */
 	if (another && !peer->down)
 		peer_tell(peer);
+	peer->heard = met->incarnation;
 	if (met->incarnation)
-		peer->heard = peer->incarnation = met->incarnation;
+		peer->incarnation = met->incarnation;
 	if (link->kind == GREET_CONTROL && peer->down && peer->heard)
 		logm(LOG_INFO, "peer.up", "peer=%s incarnation=%" PRIu64, peer_label(peer), peer->heard);
 	if (link->kind == GREET_CONTROL)

@@ -228,7 +228,8 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 
 	if (!r)
 		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &before, deadline_ns, e);
-	bool left = !r; /* a coordinator before us did not go in order: it may have left saves */
+	/* a coordinator before us did not go in order: it may have left saves; or one of this node's knows that it has */
+	bool left = !r || member_has_orphans(groups, tenant, name);
 	if (r == -ENOENT)
 		r = 0;
 	if (!r)
@@ -503,6 +504,30 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 	return msg_join_reply_encode(&reply, answer);
 }
 
+/* It will not be heard of again in this run, nor wait for: a new run must join. */
+static void lose_rank(struct cgroup *group, uint32_t number, const char *how)
+{
+	struct crank *rank = &group->ranks[number];
+
+	rank->presence = RANK_LOST;
+	snprintf(rank->gone, sizeof(rank->gone), "%s", how);
+	group->n_here--;
+	save_rank_lost(group, number, rank->gone);
+	load_rank_lost(group, number, rank->gone);
+	wake_all(&group->changed);
+}
+
+void coordinator_node_lost(struct groups *groups, const char *node)
+{
+	for (struct map_slot *s = map_first(&groups->coordinated); s; s = map_next(s)) {
+		struct cgroup *group = map_value(s);
+
+		for (uint32_t i = 0; i < group->size; i++)
+			if (group->ranks[i].presence == RANK_HERE && !strcmp(group->ranks[i].node, node))
+				lose_rank(group, i, "its node was lost");
+	}
+}
+
 static int serve_lost(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 		      struct error *e)
 {
@@ -519,13 +544,7 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 	    strcmp(group->ranks[lost.rank].node, from) != 0)
 		return 0; /* an older run, or told already */
 	_cleanup_(cleanup_mem) char *words = view_dup(lost.words);
-	struct crank *rank = &group->ranks[lost.rank];
-	rank->presence = RANK_LOST;
-	snprintf(rank->gone, sizeof(rank->gone), "%s", words && *words ? words : "it left");
-	group->n_here--;
-	save_rank_lost(group, lost.rank, rank->gone);
-	load_rank_lost(group, lost.rank, rank->gone);
-	wake_all(&group->changed);
+	lose_rank(group, lost.rank, words && *words ? words : "it left");
 	return 0;
 }
 
@@ -601,7 +620,9 @@ static int find_end(struct groups *groups, const struct msg_g_ask *ask, struct m
 		return 0;
 	}
 	const struct ended_save *ended = find_ended(groups, ask->save_id);
-	if (ended) {
+	if (ended &&
+	    (!group ||
+	     ended->code != -ERR_ESTALEEPOCH)) { /* overtaken, and now coordinator again: it is not known yet */
 		*ret = (struct msg_g_end){ .stage = ended->state,
 					   .code = (uint32_t)-ended->code,
 					   .words = view_str(ended->words),

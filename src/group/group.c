@@ -42,7 +42,8 @@ static void peer_down(struct peer_watch *watch, const char *node)
 	struct groups *groups = container_of(watch, struct groups, watch);
 
 	member_coordinator_lost(groups, node);
-	save_node_lost(groups, node);
+	save_node_lost(groups, node); /* before its ranks: the words name the node */
+	coordinator_node_lost(groups, node);
 }
 
 int groups_new(struct env *env, struct cluster *cluster, struct store *const *stores, unsigned n_stores,
@@ -137,7 +138,7 @@ static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, stru
 	list_init(&group->loads);
 	map_init(&group->structures);
 	map_init(&group->parts);
-	map_init(&group->abandoned);
+	map_init(&group->refused);
 	map_init(&group->lists);
 	group->tenant = view_dup(tenant);
 	group->name = view_dup(name);

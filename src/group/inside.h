@@ -112,6 +112,8 @@ void cgroup_put(struct cgroup *group); /* accepts NULL */
 
 void coordinator_serve(struct groups *groups); /* registers the calls that members make */
 struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation);
+/* The ranks of that node are gone, from all groups. */
+void coordinator_node_lost(struct groups *groups, const char *node);
 /* 0, or -ERR_ERANK naming a rank of the run that is gone: what waits for all of them would wait in vain. */
 int coordinator_whole(const struct cgroup *group, struct error *e);
 void coordinator_stop(struct groups *groups);
@@ -197,8 +199,9 @@ struct mgroup {
 	struct map structures;	  /* struct structure by bundle and rank */
 	struct map lists;	  /* struct kept_lists by bundle: what this node keeps for a successor */
 	struct map parts;	  /* struct part by bundle: the node's part of the last plan */
-	struct map abandoned;	  /* words by step: a rank here took its part back before all had offered */
-	struct list loads;	  /* struct mload */
+	struct map
+		refused; /* struct step_mark by bundle 0 step: what a rank here took back, or wanted otherwise than others */
+	struct list loads; /* struct mload */
 };
 /* The node's side of the group in that incarnation, with one reference more; NULL: no memory. */
 struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation,
@@ -219,6 +222,7 @@ struct rank {
 void member_serve(struct groups *groups); /* registers the calls that coordinators make */
 void member_rank_left(struct rank *rank, const char *words);
 void member_coordinator_lost(struct groups *groups, const char *node);
+bool member_has_orphans(const struct groups *groups, struct view tenant, struct view group);
 /* The save's coordinator, on this node, was overtaken: the members here look for the one who finishes it. */
 void member_overtaken(struct groups *groups, uint64_t save_id);
 void member_stop(struct groups *groups);

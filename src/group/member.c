@@ -47,14 +47,12 @@ void mgroup_put(struct mgroup *group)
 		structure_put(map_value(s));
 	for (struct map_slot *s = map_first(&group->parts); s; s = map_next(s))
 		part_put(map_value(s));
-	for (struct map_slot *s = map_first(&group->abandoned); s; s = map_next(s))
-		free(map_value(s));
 	for (struct map_slot *s = map_first(&group->lists); s; s = map_next(s))
 		kept_lists_put(map_value(s));
 	map_fini(&group->lists);
 	map_fini(&group->structures);
 	map_fini(&group->parts);
-	map_fini(&group->abandoned);
+	steps_fini(&group->refused);
 	map_remove(&group->groups->members, view_buf(&group->key));
 	buf_fini(&group->key);
 	free(group->tenant);
@@ -614,6 +612,22 @@ void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int
 		tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
 }
 
+/* Ranks of this node that come to that step later are told at once. */
+static void refuse_step(struct mgroup *group, struct view bundle, uint64_t step, int code, const char *words)
+{
+	_cleanup_(buf_fini) struct buf key = { 0 };
+	_cleanup_(cleanup_mem) struct step_mark *mark = calloc(1, sizeof(*mark));
+	_cleanup_(cleanup_mem) char *kept = strdup(words);
+
+	if (!mark || !kept || step_key(&key, bundle, step) || map_get(&group->refused, view_buf(&key)))
+		return; /* else they wait until the coordinator tells them, or for the deadline */
+	*mark = (struct step_mark){ .code = code, .words = kept };
+	if (map_put(&group->refused, view_buf(&key), mark))
+		return;
+	TAKE(kept);
+	TAKE(mark);
+}
+
 /* A rank that wants it otherwise than the others of its node: nobody's save goes on, or all would wait for it in vain. */
 static int fail_differing(struct msave *save, const struct rank *rank, struct error *e)
 {
@@ -621,6 +635,7 @@ static int fail_differing(struct msave *save, const struct rank *rank, struct er
 	int r = error_set(&words, -ERR_EMISMATCH, "rank %u: copies, policy, hint or parent differ from another rank's",
 			  rank->number);
 
+	refuse_step(save->group, view_str(save->bundle), save->step, r, words.text);
 	tell_failed(rank, view_str(save->bundle), save->step, r, words.text);
 	msave_fail(save, r, words.text);
 	return error_set(e, r, "%s", words.text);
@@ -633,11 +648,11 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 	_cleanup_(buf_fini) struct buf key = { 0 };
 	bool is_new = !save;
 	int r = step_key(&key, from->bundle, from->step);
-	const char *abandoned = r ? NULL : map_get(&group->abandoned, view_buf(&key));
+	const struct step_mark *refused = r ? NULL : map_get(&group->refused, view_buf(&key));
 
-	if (abandoned)
-		return error_set(e, -ECANCELED, "%s of step %" PRIu64 " of %.*s", abandoned, from->step,
-				 (int)from->bundle.len, from->bundle.ptr);
+	if (refused)
+		return error_set(e, refused->code, "step %" PRIu64 " of %.*s: %s", from->step, (int)from->bundle.len,
+				 from->bundle.ptr, refused->words);
 	if (r)
 		return r;
 
@@ -813,15 +828,11 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 
 void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
 {
-	_cleanup_(buf_fini) struct buf key = { 0 };
-	struct mgroup *group = rank->group;
-	struct msave *save = find_gathering(group, bundle, step);
-	char words[64], *kept;
+	struct msave *save = find_gathering(rank->group, bundle, step);
+	char words[64];
 
 	snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
-	kept = step_key(&key, bundle, step) ? NULL : strdup(words);
-	if (kept && map_put(&group->abandoned, view_buf(&key), kept))
-		free(kept);
+	refuse_step(rank->group, bundle, step, -ECANCELED, words);
 	tell_failed(rank, bundle, step, -ECANCELED, words);
 	if (save)
 		msave_fail(save, -ECANCELED, words);
@@ -873,6 +884,18 @@ void member_coordinator_lost(struct groups *groups, const char *node)
 		if (!strcmp(save->coordinator, node))
 			lose_coordinator(save);
 	}
+}
+
+bool member_has_orphans(const struct groups *groups, struct view tenant, struct view name)
+{
+	list_each(node, &groups->msaves) {
+		const struct msave *save = list_entry(node, struct msave, link);
+
+		if (save->orphan && view_equal(view_str(save->group->name), name) &&
+		    view_equal(view_str(save->group->tenant), tenant))
+			return true;
+	}
+	return false;
 }
 
 void member_overtaken(struct groups *groups, uint64_t save_id)

@@ -507,10 +507,10 @@ static int upload(struct csave *save, struct version *version, struct drafts *dr
 	return r;
 }
 
-/* The meta engine's node is down: it will be back, and then whoever waits goes on. */
+/* The meta engine's node is down, or just coming up: it will be back, and then whoever waits goes on. */
 static bool is_away(int r)
 {
-	return r == -EHOSTDOWN || r == -ECONNREFUSED;
+	return r == -EHOSTDOWN || r == -ECONNREFUSED || r == -EAGAIN;
 }
 
 static int pause_for_engine(struct csave *save, uint64_t deadline_ns)

@@ -47,11 +47,29 @@ static int hand_over(struct msave *save, const char *from, uint64_t epoch, struc
 	return elem_g_recovered_append(list, &elem);
 }
 
+static int list_ended(const struct groups *groups, struct list_buf *list)
+{
+	int r = 0;
+
+	for (size_t i = 0; !r && i < ENDED_MAX; i++) {
+		const struct ended_save *ended = &groups->ended[i];
+		struct elem_g_ended elem = { .save_id = ended->save_id,
+					     .stage = ended->state,
+					     .code = (uint32_t)-ended->code,
+					     .words = view_str(ended->words),
+					     .version = ended->version };
+
+		if (ended->save_id && ended->code != -ERR_ESTALEEPOCH)
+			r = elem_g_ended_append(list, &elem);
+	}
+	return r;
+}
+
 static int serve_recover(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 			 struct error *e)
 {
 	struct groups *groups = arg;
-	struct list_buf list = { 0 };
+	struct list_buf list = { 0 }, ended = { 0 };
 	struct msg_g_recover recover;
 	struct msg_g_recover_reply reply;
 	int r = msg_g_recover_decode(body, &recover);
@@ -66,10 +84,14 @@ static int serve_recover(void *arg, const char *from, struct view body, uint64_t
 			continue;
 		r = hand_over(save, from, recover.epoch, &list);
 	}
+	if (!r)
+		r = list_ended(groups, &ended);
 	reply.saves = list_buf_view(&list);
+	reply.ended = list_buf_view(&ended);
 	if (!r)
 		r = msg_g_recover_reply_encode(&reply, answer);
 	list_buf_fini(&list);
+	list_buf_fini(&ended);
 	return r;
 }
 
@@ -79,7 +101,8 @@ struct found {
 	struct list link;
 	uint64_t save_id, step;
 	char *bundle;
-	const char *keeper; /* a node's name in the calls; NULL: none */
+	const char *keeper;	   /* a node's name in the calls; NULL: none */
+	struct elem_g_ended ended; /* save_id 0: it has not; views into an answer */
 };
 
 struct takeover {
@@ -139,6 +162,23 @@ static int take_found(struct takeover *t, const struct fan_call *call)
 	return r == 1 ? 0 : r;
 }
 
+static int take_ended(struct takeover *t, const struct fan_call *call)
+{
+	struct msg_g_recover_reply reply;
+	struct elem_g_ended elem;
+	int r = msg_g_recover_reply_decode(view_buf(&call->answer), &reply);
+
+	while (!r && (r = elem_g_ended_next(&reply.ended, &elem)) == 0) {
+		list_each(node, &t->found) {
+			struct found *found = list_entry(node, struct found, link);
+
+			if (found->save_id == elem.save_id)
+				found->ended = elem;
+		}
+	}
+	return r == 1 ? 0 : r;
+}
+
 /* Asks every node that is up. One that is silent is lost to the saves, as any that was lost before. */
 static int look(struct takeover *t, struct error *e)
 {
@@ -164,6 +204,9 @@ static int look(struct takeover *t, struct error *e)
 	for (size_t i = 0; !r && i < t->n_calls; i++)
 		if (!t->calls[i].result)
 			r = take_found(t, &t->calls[i]);
+	for (size_t i = 0; !r && i < t->n_calls; i++)
+		if (!t->calls[i].result)
+			r = take_ended(t, &t->calls[i]);
 	return r;
 }
 
@@ -302,28 +345,22 @@ static int resume(struct takeover *t, const struct found *found, struct error *e
 	return r ? r : resume_from(t->group, &keep, e);
 }
 
-/* Nobody can finish it: its ranks are told so, by way of the nodes that know of it. */
-static void give_up(struct takeover *t, const struct found *found, int code, const char *why)
+/* Tells the nodes that know of the save how it ended. */
+static void tell_end(struct takeover *t, const struct found *found, const struct elem_g_ended *end)
 {
 	struct groups *groups = t->group->groups;
 	struct fan_call *calls = fan_new(t->n_calls);
-	struct error words = { 0 };
 	struct msg_g_stage stage = { .tenant = view_str(t->group->tenant),
 				     .group = view_str(t->group->name),
 				     .save_id = found->save_id,
 				     .bundle = view_str(found->bundle),
 				     .step = found->step,
-				     .stage = SAVE_FAILED,
-				     .code = (uint32_t)-code,
+				     .stage = end->stage,
+				     .code = end->code,
+				     .words = end->words,
+				     .version = end->version,
 				     .epoch = t->group->epoch };
 
-	(void)error_set(&words, code,
-			"step %" PRIu64
-			" of %s: node %s, which coordinated it, was lost, and its successor cannot finish it: %s",
-			found->step, found->bundle, t->group->before, why);
-	stage.words = view_str(words.text);
-	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s words=\"%s\"", found->save_id, t->group->name,
-	     why);
 	for (size_t i = 0; calls && i < t->n_calls; i++) {
 		calls[i].node = t->calls[i].node;
 		(void)msg_g_stage_encode(&stage, &calls[i].body);
@@ -331,6 +368,39 @@ static void give_up(struct takeover *t, const struct found *found, int code, con
 	if (calls)
 		fan_tell(groups, MSG_G_STAGE, calls, t->n_calls, env_in_ms(groups->env, SETTLE_MS));
 	fan_free(calls, t->n_calls);
+}
+
+/* Nobody can finish it: its ranks are told so. */
+static void give_up(struct takeover *t, const struct found *found, const char *why)
+{
+	struct elem_g_ended end = { .stage = SAVE_FAILED, .code = ERR_ENODE };
+	struct error words = { 0 };
+
+	(void)error_set(&words, -ERR_ENODE,
+			"step %" PRIu64
+			" of %s: node %s, which coordinated it, was lost, and its successor cannot finish it: %s",
+			found->step, found->bundle, t->group->before, why);
+	end.words = view_str(words.text);
+	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s why=\"%s\"", found->save_id, t->group->name, why);
+	tell_end(t, found, &end);
+}
+
+static void end_or_resume(struct takeover *t, const struct found *found)
+{
+	struct error why = { 0 };
+
+	if (found->ended.save_id) {
+		tell_end(t, found, &found->ended);
+		return;
+	}
+	if (coordinator_knows(t->group, found->save_id))
+		return; /* one of its own, or the second look at it */
+	int r = resume(t, found, &why);
+	if (r && r != -ECANCELED)
+		give_up(t, found,
+			!found->keeper ? "nobody keeps what it needs for that" :
+			why.code       ? why.text :
+					 error_meaning(r));
 }
 
 int takeover_run(void *arg)
@@ -345,17 +415,9 @@ int takeover_run(void *arg)
 
 		list_init(&t.found);
 		r = look(&t, &e);
-		list_each(node, &t.found) {
-			const struct found *found = list_entry(node, struct found, link);
-			struct error why = { 0 };
-			if (r || coordinator_knows(group, found->save_id))
-				continue; /* one of its own, or the second look at it */
-			int resumed = resume(&t, found, &why);
-
-			if (resumed && resumed && resumed != -ECANCELED)
-				give_up(&t, found, -ERR_ENODE,
-					found->keeper ? why.text : "nobody keeps what it needs for that");
-		}
+		list_each(node, &t.found)
+			if (!r)
+				end_or_resume(&t, list_entry(node, struct found, link));
 		takeover_fini(&t);
 		if (r && r != -ECANCELED)
 			(void)fiber_sleep_until(env_in_ms(env, AGAIN_MS));
@@ -420,7 +482,7 @@ static int settle_slots(struct csave *save, bool *ret_published, struct error *e
 	for (;;) {
 		r = slot_settle(groups->bundles, view_str(save->group->tenant), view_str(save->bundle), save->save_id,
 				save->kept_slot, env_in_ms(groups->env, SETTLE_MS), &number, e);
-		if (!r || r == -ECANCELED || env_now(groups->env) >= deadline_ns)
+		if (!r || r == -ECANCELED || r == -ERR_EDELETED || env_now(groups->env) >= deadline_ns)
 			break;
 		r = fiber_sleep_until(env_in_ms(groups->env, AGAIN_MS)); /* the engine is away, or the store */
 		if (r)

@@ -18,8 +18,9 @@
 #define POOL_ENOUGH (64u << 20)	      /* where all must succeed */
 #define READY_MS    90000	      /* for a healed cluster to be whole again */
 #define VERIFY_MS   60000
-#define AWAY_MS	    8000 /* of a dead node, at most */
-#define TROUBLE_MS  1500 /* between two troubles, at most */
+#define AWAY_MS	    8000  /* of a dead node, at most */
+#define TROUBLE_MS  1500  /* between two troubles, at most */
+#define CUT_OFF_MS  20000 /* of a node that comes back as a zombie */
 #define STORE	    "/store"
 #define KEYS_MAX    10000
 #define PACK_HEAD   4096
@@ -168,7 +169,7 @@ static int node_live(void *arg)
 		n->rebuild &= !n->daemon || daemon_ready(n->daemon, NULL) != 0;
 		node_end(n);
 		world_kill(n->env, DEATH_PROCESS);
-		if (!r && n->number == 0 && world_random(h->world, 8) == 0) {
+		if (!r && n->number == 0 && !h->one_loss && world_random(h->world, 8) == 0) {
 			lose_engine(h);
 			/* whoever calls for a rebuild is slower than an attribute cache: what NFS hides it would miss */
 			r = fiber_sleep_until(env_in_ms(n->env, BACKEND_NAME_LATE_MS));
@@ -214,6 +215,30 @@ static void lose_power(struct history *h)
 	world_power_loss(h->world, STORE);
 }
 
+static int end_cut(void *arg)
+{
+	struct history *h = arg;
+	int r = fiber_sleep_until(h->world->now_ns + CUT_OFF_MS * NS_PER_MS);
+
+	world_silence(h->world, h->nodes[h->lost].name, "*", false);
+	world_silence(h->world, "*", h->nodes[h->lost].name, false);
+	return r;
+}
+
+/* The one misfortune of a history that has no other: a node is lost, or cut off until a successor has taken over what it did. */
+static void lose_one(struct history *h)
+{
+	h->lost = (int)world_random(h->world, h->n_nodes);
+	if (h->lost && world_random(h->world, 3) == 0) { /* the first has the engine: without it all would wait */
+		history_deed(h, DEED_NODE_CUT_OFF);
+		world_silence(h->world, h->nodes[h->lost].name, "*", true);
+		world_silence(h->world, "*", h->nodes[h->lost].name, true);
+		CHECK(!fiber_start(&h->flows, "cut", end_cut, h));
+		return;
+	}
+	kill_node(&h->nodes[h->lost], DEED_NODE_LOST);
+}
+
 /* ---- listeners ---- */
 
 static void on_point(enum point point)
@@ -226,6 +251,10 @@ static void on_point(enum point point)
 	world_tell(h->world, NULL, "point %s", point_name(point));
 	if (h->calm || h->healed || point != h->point || !h->point_count || --h->point_count)
 		return;
+	if (h->one_loss) {
+		lose_one(h);
+		return;
+	}
 	if (world_random(h->world, 3) == 0)
 		lose_power(h);
 	else
@@ -419,7 +448,7 @@ static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
 			r = 0;
 			continue;
 		}
-		if (r && a->rotten)
+		if (r && (a->rotten || a->tainted))
 			r = 0;
 		if (r)
 			history_fail(h, "version %s of %s (save %u) cannot be read in a healthy world: %s", spec,
@@ -431,7 +460,7 @@ static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
 		CHECK(!msg_verify_reply_decode(view_buf(&answer), &reply));
 		if (reply.damages.count && a->rotten)
 			history_deed(h, DEED_DAMAGE_FOUND);
-		if ((reply.damages.count > 0) != a->rotten)
+		if (!a->tainted && (reply.damages.count > 0) != a->rotten)
 			history_fail(h, "verify of version %s of %s finds %u damages, and %s", spec,
 				     bundle_names[bundle], reply.damages.count,
 				     a->rotten ? "a byte is rotten" : "nothing was done to it");
@@ -511,15 +540,57 @@ static void judge_slots(struct history *h)
 	person_gone(person);
 }
 
-static bool is_parent(const struct history *h, const struct attempt *a)
+struct reading {
+	struct backend_req req;
+	struct waitplace place;
+	uint8_t bytes[8192];
+};
+
+static void wake_reader(struct backend_req *req)
 {
-	for (unsigned i = 0; i < h->n_attempts; i++)
-		if (h->attempts[i]->bundle == a->bundle && h->attempts[i]->parent == a->version)
+	wake_all(&container_of(req, struct reading, req)->place);
+}
+
+/* Is the pack named in that root? A save that lost a node, or its coordinator, has left packs that no version names. */
+static bool is_named(struct env *env, const char *root, const char *pack)
+{
+	_cleanup_(cleanup_mem) struct reading *reading = must_alloc(sizeof(*reading));
+	struct backend *backend;
+
+	*reading = (struct reading){ .req = { .op = BACKEND_GET, .finish = wake_reader } };
+	reading->req.dst = reading->bytes;
+	reading->req.len = sizeof(reading->bytes);
+	snprintf(reading->req.key, sizeof(reading->req.key), "%.*s", BACKEND_KEY_MAX, root);
+	waitplace_init(&reading->place);
+	CHECK(!backend_dir_open(env, STORE, true, &backend, NULL));
+	backend_submit(backend, &reading->req);
+	(void)wait_at_shielded(&reading->place, FOREVER);
+	backend_free(backend);
+	return reading->req.result >= 0 && memmem(reading->bytes, reading->req.got, pack, strlen(pack));
+}
+
+/* Which version's root the key is; NULL: none's. */
+static struct attempt *attempt_of(struct history *h, const char *key)
+{
+	const char *number = strstr(key, "/v/");
+
+	if (!number || strlen(number) < 28 || strcmp(number + 23, "/root") != 0)
+		return NULL;
+	return truth_version(h, strstr(key, "/b/job") == NULL, strtoull(number + 3, NULL, 10));
+}
+
+static bool is_of_save(const struct buf *keys, const char *root, const char *pack)
+{
+	char prefix[BACKEND_KEY_MAX + 32];
+
+	snprintf(prefix, sizeof(prefix), "%.*s/%.16s-", (int)(strlen(root) - 5), root, strstr(pack, "/p/") + 3);
+	for (const char *at = (char *)keys->ptr; at < (char *)keys->ptr + keys->len; at += strlen(at) + 1)
+		if (strncmp(at, prefix, strlen(prefix)) == 0)
 			return true;
 	return false;
 }
 
-/* Flips a bit of a pack that belongs to a version, and to none of its children, on the disk. */
+/* Flips a bit of a pack that belongs to a version, on the disk. Later versions may name it, too. */
 static void rot_pack(struct history *h)
 {
 	struct person *person = person_born(h, 0);
@@ -527,27 +598,29 @@ static void rot_pack(struct history *h)
 	char path[BACKEND_KEY_MAX + 16];
 	const char *end, *found = NULL;
 	uint64_t n = 0;
+	bool done = false;
 
-	if (!h->model_store && !list_store(h, person->env, &keys)) {
-		end = (char *)keys.ptr + keys.len;
-		for (const char *at = (char *)keys.ptr; at < end; at += strlen(at) + 1)
-			if (strstr(at, "/p/") && world_random(h->world, ++n) == 0)
-				found = at;
+	if (h->model_store || list_store(h, person->env, &keys)) {
+		person_gone(person);
+		return;
 	}
+	end = (char *)keys.ptr + keys.len;
+	for (const char *at = (char *)keys.ptr; at < end; at += strlen(at) + 1)
+		if (strstr(at, "/p/") && world_random(h->world, ++n) == 0)
+			found = at;
+	snprintf(path, sizeof(path), STORE "/%s", found ? found : "");
 	for (const char *at = (char *)keys.ptr; found && at < end; at += strlen(at) + 1) {
-		const char *number = strstr(at, "/v/"), *save = strstr(found, "/p/") + 3;
-		unsigned bundle = strstr(at, "/b/job") == NULL;
-		struct attempt *a = number && strncmp(at, found, (size_t)(number - at)) == 0 && strlen(number) > 40 &&
-						    strncmp(number + 24, save, 16) == 0 ?
-					    truth_version(h, bundle, strtoull(number + 3, NULL, 10)) :
-					    NULL;
+		struct attempt *a = attempt_of(h, at);
 
-		if (!a || a->dying || is_parent(h, a))
+		if (!a || a->dying || !is_named(person->env, at, strstr(found, "/p/") + 3))
 			continue;
-		snprintf(path, sizeof(path), STORE "/%s", found);
-		a->rotten |= !world_rot(person->env, path, PACK_HEAD + world_random(h->world, 2000)) ||
-			     !world_rot(person->env, path, world_random(h->world, PACK_HEAD));
-		break;
+		if (!done)
+			done = !world_rot(person->env, path, PACK_HEAD + world_random(h->world, 2000)) ||
+			       !world_rot(person->env, path, world_random(h->world, PACK_HEAD));
+		if (is_of_save(&keys, at, found))
+			a->rotten |= done;
+		else
+			a->tainted |= done;
 	}
 	person_gone(person);
 }
@@ -716,9 +789,9 @@ static int live(void *arg)
 	nursery_init(&h->flows, h->world->loop);
 	nursery_init(&troubles, h->world->loop);
 	start_nodes(h);
-	if (h->calm || world_random(h->world, 4))
+	if (h->calm || h->one_loss || world_random(h->world, 4))
 		r = wait_ready(h);
-	if (!h->calm)
+	if (!h->calm && !h->one_loss)
 		CHECK(!fiber_start(&troubles, "trouble", make_trouble, h));
 	if (!r)
 		CHECK(!fiber_start(&troubles, "operator", operator_run, h));
@@ -737,9 +810,13 @@ static void draw_history(struct history *h)
 	struct world *w = h->world;
 	uint64_t faults = 0;
 
+	h->one_loss = world_random(w, 5) == 0;
+	h->lost = -1;
+	if (h->one_loss)
+		memset(w->faults.per_million, 0, sizeof(w->faults.per_million));
 	for (int i = 0; i < FAULTS; i++)
 		faults += w->faults.per_million[i];
-	h->calm = !faults && world_random(w, 2);
+	h->calm = !faults && !h->one_loss && world_random(w, 2);
 	h->n_nodes = 2 + (unsigned)world_random(w, NODES_MAX - 1);
 	h->model_store = world_random(w, 3) == 0;
 	h->pool_bytes = (2u << 20) << world_random(w, 3);
@@ -758,7 +835,7 @@ static void draw_history(struct history *h)
 		snprintf(n->socket, sizeof(n->socket), "unix:/run/n%u", i);
 	}
 	h->ruled = world_random(w, 2);
-	h->point = (enum point)world_random(w, POINTS);
+	h->point = (enum point)world_random(w, h->one_loss ? POINT_SAVE_TOLD : POINTS);
 	h->point_count = 1 + (unsigned)world_random(w, 3);
 	if (h->calm)
 		history_deed(h, DEED_HISTORY_CALM);

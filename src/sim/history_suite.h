@@ -55,6 +55,9 @@
 	X(COLLECTED, "collection freed an object")                             \
 	X(FOLDED, "collection folded tombstones into a floor")                 \
 	X(HISTORY_CALM, "a history without faults, in which all must succeed") \
+	X(NODE_LOST, "one node was lost, and nothing else went wrong")         \
+	X(NODE_CUT_OFF, "one node was cut off for a while, and nothing else")  \
+	X(SAVE_OUTLIVED, "a save outlived a node that it lay on")              \
 	X(SAVE_SKIPPED, "a save was skipped for want of room")                 \
 	X(SAVE_SUPERSEDED, "a save was dropped for a newer one")               \
 	X(SAVE_THROUGH, "a save went straight to the store")
@@ -95,6 +98,7 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	uint64_t gone_ns; /* when it was confirmed; 0: it was not */
 	bool wanted;	  /* ranks are about to load it: nobody deletes it */
 	bool rotten;	  /* a stored byte was changed */
+	bool tainted;	  /* it names a pack of another version in which that was done: maybe in a block of its own */
 };
 
 struct item {
@@ -191,6 +195,8 @@ struct history {
 	struct coverage *coverage;
 	char failure[512]; /* the first */
 	bool calm;	   /* nothing is done to it: all must succeed */
+	bool one_loss;	   /* one node is lost, once: with two copies what was staged becomes durable */
+	int lost;	   /* that node; -1: none yet */
 	bool healed;
 	struct node nodes[NODES_MAX];
 	unsigned n_nodes, n_runs, n_persons, serial;

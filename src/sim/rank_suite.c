@@ -63,7 +63,8 @@ struct saving { /* one rank's part of one save */
 	struct core_future stages[CORE_STAGES];
 	struct part parts[PARTS_MAX];
 	unsigned n_parts;
-	bool cancelled;
+	bool cancelled, staged;
+	bool under_way; /* when the one node was lost that this history loses */
 };
 
 static void fill(struct saving *s)
@@ -129,6 +130,21 @@ static const struct attempt *first_durable(const struct history *h, const struct
 	return NULL;
 }
 
+/* Where nothing happens but that one node is lost, two copies are enough for what was staged. Its own clients lose their daemon. */
+static void check_outlived(struct saving *s, int r)
+{
+	struct history *h = s->rank->job->h;
+	bool theirs = h->lost == (int)s->rank->person->node;
+
+	if (!h->one_loss || !s->staged || theirs)
+		return;
+	if (!r && s->under_way && h->lost >= 0)
+		history_deed(h, DEED_SAVE_OUTLIVED);
+	if (r && r != -ERR_EUNINDEXED && r != -ERR_ESUPERSEDED && r != -ERR_EDELETED && r != -ECANCELED)
+		history_fail(h, "save %u was staged on %u nodes and is lost with one: %s", s->attempt->id,
+			     s->attempt->copies, s->stages[CORE_DURABLE].error.text);
+}
+
 static void note_end(struct saving *s, int r)
 {
 	struct history *h = s->rank->job->h;
@@ -147,6 +163,7 @@ static void note_end(struct saving *s, int r)
 	}
 	if (r)
 		truth_told(h, a, r);
+	check_outlived(s, r);
 	history_deed(h, !r && a->policy == POLICY_THROUGH ? DEED_SAVE_THROUGH :
 			!r				  ? DEED_SAVE_DURABLE :
 			r == -ERR_ESKIPPED		  ? DEED_SAVE_SKIPPED :
@@ -179,6 +196,8 @@ static int follow(void *arg)
 		if (!r)
 			world_tell(s->rank->job->h->world, s->rank->client.env, "save %u is %s", s->attempt->id,
 				   names[stage]);
+		s->staged |= !r && stage == CORE_STAGED;
+		s->under_way |= !r && stage == CORE_STAGED && s->rank->job->h->lost < 0;
 		if (!r && stage == CORE_CAPTURED) {
 			truth_told(s->rank->job->h, s->attempt, 0);
 			drop_parts(s);
@@ -248,7 +267,8 @@ static struct attempt *known_version(struct history *h, unsigned bundle)
 	for (unsigned i = 0; i < h->n_attempts; i++) {
 		struct attempt *a = h->attempts[i];
 
-		if (a->bundle == bundle && a->version && !a->dying && !a->rotten && world_random(h->world, ++n) == 0)
+		if (a->bundle == bundle && a->version && !a->dying && !a->rotten && !a->tainted &&
+		    world_random(h->world, ++n) == 0)
 			found = a;
 	}
 	return found;
@@ -427,6 +447,8 @@ static void draw_job(struct run *job, struct history *h, bool must)
 	job->bundle = (unsigned)world_random(w, BUNDLES);
 	job->first_step = 10 * h->n_runs;
 	job->copies = 1 + (uint32_t)world_random(w, h->n_nodes < 3 ? h->n_nodes : 3);
+	if (h->one_loss && job->copies < 2)
+		job->copies = 2;
 	for (unsigned i = 0; i < job->n_steps; i++)
 		job->steps[i].kind = job->pressing || world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
 	if (must)

@@ -262,7 +262,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(u64, diverged_blocks) F(u64, slot)
 #define MSG_g_recover(F)       F(str, tenant) F(str, group) F(u64, epoch)
 #define ELEM_g_recovered(F)    F(u64, save_id) F(u32, kept) F(str, bundle) F(u64, step) /* kept: this node has its G_KEEP */
-#define MSG_g_recover_reply(F) F(list, saves)
+/* Saves that this node coordinated and that have ended: no successor takes them up again. */
+#define ELEM_g_ended(F)	       F(u64, save_id) F(u32, stage) F(u32, code) F(str, words) F(u64, version)
+#define MSG_g_recover_reply(F) F(list, saves) F(list, ended)
 
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
 #define ELEM_u32(F)	    F(u32, v)
@@ -294,7 +296,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
-	X(place) X(report) X(g_recovered) X(station) X(hop) X(trace)
+	X(place) X(report) X(g_recovered) X(g_ended) X(station) X(hop) X(trace)
 
 /* clang-format on */
 
