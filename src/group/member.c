@@ -173,6 +173,22 @@ static void push_stage(struct msave *save, const struct msg_g_stage *from)
 	}
 }
 
+/* Ranks of this node that come to that step later are told at once, as the coordinator would. A skipped one may be saved again. */
+static void refuse_step(struct mgroup *group, struct view bundle, uint64_t step, int code, const char *words)
+{
+	_cleanup_(buf_fini) struct buf key = { 0 };
+	_cleanup_(cleanup_mem) struct step_mark *mark = calloc(1, sizeof(*mark));
+	_cleanup_(cleanup_mem) char *kept = strdup(words);
+
+	if (!mark || !kept || step_key(&key, bundle, step) || map_get(&group->refused, view_buf(&key)))
+		return; /* else they wait until the coordinator tells them, or for the deadline */
+	*mark = (struct step_mark){ .code = code, .words = kept };
+	if (map_put(&group->refused, view_buf(&key), mark))
+		return;
+	TAKE(kept);
+	TAKE(mark);
+}
+
 void msave_fail(struct msave *save, int code, const char *words)
 {
 	struct msg_g_stage end = { .code = (uint32_t)-code, .words = view_str(words) };
@@ -181,6 +197,8 @@ void msave_fail(struct msave *save, int code, const char *words)
 		return;
 	save_state_move(&save->state, SAVE_FAILED);
 	(void)error_set(&save->error, code, "%s", words);
+	if (code != -ERR_ESKIPPED)
+		refuse_step(save->group, view_str(save->bundle), save->step, code, words);
 	msave_end_turn(save);
 	push_stage(save, &end);
 	wake_all(&save->changed);
@@ -612,22 +630,6 @@ void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int
 		tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
 }
 
-/* Ranks of this node that come to that step later are told at once. */
-static void refuse_step(struct mgroup *group, struct view bundle, uint64_t step, int code, const char *words)
-{
-	_cleanup_(buf_fini) struct buf key = { 0 };
-	_cleanup_(cleanup_mem) struct step_mark *mark = calloc(1, sizeof(*mark));
-	_cleanup_(cleanup_mem) char *kept = strdup(words);
-
-	if (!mark || !kept || step_key(&key, bundle, step) || map_get(&group->refused, view_buf(&key)))
-		return; /* else they wait until the coordinator tells them, or for the deadline */
-	*mark = (struct step_mark){ .code = code, .words = kept };
-	if (map_put(&group->refused, view_buf(&key), mark))
-		return;
-	TAKE(kept);
-	TAKE(mark);
-}
-
 /* A rank that wants it otherwise than the others of its node: nobody's save goes on, or all would wait for it in vain. */
 static int fail_differing(struct msave *save, const struct rank *rank, struct error *e)
 {
@@ -635,7 +637,6 @@ static int fail_differing(struct msave *save, const struct rank *rank, struct er
 	int r = error_set(&words, -ERR_EMISMATCH, "rank %u: copies, policy, hint or parent differ from another rank's",
 			  rank->number);
 
-	refuse_step(save->group, view_str(save->bundle), save->step, r, words.text);
 	tell_failed(rank, view_str(save->bundle), save->step, r, words.text);
 	msave_fail(save, r, words.text);
 	return error_set(e, r, "%s", words.text);
