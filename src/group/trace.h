@@ -12,7 +12,7 @@
 #include "base/list.h"
 #include "group/state.h"
 
-#define TRACES_MAX	 256	    /* ended saves that are remembered */
+#define TRACES_MAX	 64 /* ended saves that are remembered: 2 to 3 KiB each, so a hundred saves reach its full size */
 #define TRACES_BYTES_MAX (4u << 20) /* and the memory of all of them */
 #define TRACE_HOPS_MAX	 1024	    /* of one save; then the slowest are kept */
 #define TRACES_TOLD_MAX	 16	    /* in one answer */
