@@ -209,6 +209,27 @@ static void a_reader_whose_lease_is_over_learns_that_its_version_was_deleted(str
 	version_put(version);
 }
 
+/* A node that is cut off from the index has the version in its cache, and no lease on it any more. */
+static void without_an_index_the_root_says_what_was_deleted(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct version *version = NULL;
+
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_CALL(open_it(other, "1", &version, e), 0, e);
+	version_put(version);
+	EXPECT_CALL(open_it(other, "2", &version, e), 0, e);
+	version_put(version);
+	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
+	shelf_close(shelf);
+	bed_stop(other->bed, 0);
+	EXPECT_CALL(open_it(other, "1", &version, e), -ERR_EDELETED, e);
+	EXPECT(strstr(e->text, "version 1 of " SHELF_BUNDLE " was deleted"));
+	EXPECT_CALL(open_it(other, "2", &version, e), 0, e);
+	EXPECT(version->unindexed);
+	version_put(version);
+}
+
 static void a_deletion_that_was_taken_over_is_not_taken_back(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	struct place at = place();
@@ -658,6 +679,7 @@ int main(void)
 		SHELF_STORY(a_slot_is_burned_once_its_coordinator_is_over_and_never_before),
 		SHELF_STORY(a_version_that_a_node_reads_is_not_deleted),
 		SHELF_STORY(a_reader_whose_lease_is_over_learns_that_its_version_was_deleted),
+		SHELF_STORY(without_an_index_the_root_says_what_was_deleted),
 		SHELF_STORY(a_deletion_that_was_taken_over_is_not_taken_back),
 		SHELF_STORY(the_parent_of_an_open_save_is_not_deleted),
 		SHELF_STORY(packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them),

@@ -1,6 +1,7 @@
 /*
  * bundle/open.c: opening versions: which number a name means, its root and segments read and checked, and a small cache of what was
- * opened. A version never changes, so the cache is right as long as the version was not deleted, which the index tells.
+ * opened. A version never changes, so the cache is right as long as the version was not deleted, which the index tells, a lease that is
+ * held, or the root.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -184,6 +185,12 @@ static int was_deleted(const struct place *place, uint64_t number, struct error 
 			 (const char *)place->bundle.ptr);
 }
 
+static int no_number(const struct place *place, uint64_t number, struct error *e)
+{
+	return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)place->bundle.len,
+			 (const char *)place->bundle.ptr, number);
+}
+
 /* @indexed: there is a root, or may be one, even if the store does not show it yet. @settled: it is there to stay. */
 static int open_root(struct bundles *bundles, const struct place *place, uint64_t number, bool indexed, bool settled,
 		     struct version **ret, uint64_t deadline_ns, struct error *e)
@@ -205,8 +212,7 @@ static int open_root(struct bundles *bundles, const struct place *place, uint64_
 			return r;
 	}
 	if (object.state != ROOT_PUBLISHED)
-		return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64, (int)place->bundle.len,
-				 (const char *)place->bundle.ptr, number);
+		return no_number(place, number, e);
 	r = load_version(bundles, place, &object, ret, deadline_ns, e);
 	if (r != -ERR_EDAMAGED)
 		return r;
@@ -401,6 +407,25 @@ static bool is_no_answer(int r)
 
 /* ---- opening ---- */
 
+/* As long as the node's lease on it lasts nobody deletes it. */
+static bool is_held(const struct bundles *bundles, const struct version *version)
+{
+	return version->leased_ns && env_now(bundles->env) - version->leased_ns < READER_LEASE_MS / 3 * 2 * NS_PER_MS;
+}
+
+/* The index cannot say whether what the cache has was deleted meanwhile: its root can. */
+static int check_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		      struct error *e)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	int r = root_read_known(bundles, place, number, &object, deadline_ns, e);
+
+	if (r || object.state == ROOT_PUBLISHED)
+		return r;
+	cache_drop(bundles, place, number);
+	return object.state == ROOT_DELETED ? was_deleted(place, number, e) : no_number(place, number, e);
+}
+
 /* Out of the cache, or from the store. */
 static int open_number(struct bundles *bundles, const struct place *place, uint64_t number, enum indexed indexed,
 		       struct version **ret, uint64_t deadline_ns, struct error *e)
@@ -411,6 +436,12 @@ static int open_number(struct bundles *bundles, const struct place *place, uint6
 
 	if (known)
 		version = cache_find(bundles, place, number);
+	if (version && indexed == INDEXED_UNKNOWN && !is_held(bundles, version))
+		r = check_root(bundles, place, number, deadline_ns, e);
+	if (r) {
+		version_put(version);
+		return r;
+	}
 	if (!version) {
 		r = open_root(bundles, place, number, known, indexed == INDEXED_LIVE, &version, deadline_ns, e);
 		if (r == -ENOENT && indexed == INDEXED_LIVE)
