@@ -164,7 +164,8 @@ struct forebay_version_info {
 	size_t n_attributes;
 	int unindexed; /* the index did not answer: opened by what the store alone says */
 };
-/* Opens a version; @version is a decimal number, a label or "latest" (NULL too). @group may be NULL. -ENOENT,
+/* Opens a version; @version is a decimal number, a label or "latest" (NULL too); or "staged": the newest that @group, in this run or one
+ * before, has staged, read from the nodes' memory, with number 0 while it is not durable; the latest when there is none. @group may be NULL. -ENOENT,
  * -FOREBAY_EDELETED, -FOREBAY_EDAMAGED, naming what. */
 int forebay_open(struct forebay_session *session, struct forebay_group *group, const char *bundle, const char *version,
 		 struct forebay_version **ret);

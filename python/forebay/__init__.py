@@ -118,9 +118,12 @@ class Session:
         return Group(handle, self, name, rank, size)
 
     def open(self, bundle: str, version: int | str = "latest", group: Group | None = None) -> Version:
-        """Opens a version: a number, a label, or "latest".
+        """Opens a version: a number, a label, "latest", or "staged".
 
         group   if it is to be loaded by that group
+
+        "staged" is the newest version that `group`, in this run or one before, has staged: it is read from the nodes' memory, and its
+        number is 0 while it is not durable. When none is between staged and durable, it is the latest.
 
         Error: ENOENT, FOREBAY_EDELETED, FOREBAY_EDAMAGED.
         """

@@ -60,6 +60,12 @@ struct door_rank {
 	bool leaving;	/* takes no new ones */
 };
 
+/* A rank that a request works with: rank_hold() fills it, rank_release() is its _cleanup_. */
+struct held_rank {
+	struct session *session;
+	struct door_rank *rank; /* or NULL */
+};
+
 struct door_load {
 	struct door_rank *rank; /* NULL: alone */
 	struct version *version;
@@ -127,6 +133,9 @@ handler_fn ranks_handler(enum msg_type type);		       /* NULL: not among these *
 void ranks_release(struct session *session, struct view body); /* RELEASE: needs no fiber */
 /* Gives back loads and ranks; in the session's fiber, when no request runs any more. */
 void ranks_fini(struct session *session);
+/* The session's rank with that handle, which does not leave while it is held. -ENOENT naming it. */
+int rank_hold(struct session *session, uint64_t handle, struct door_rank **ret, struct error *e);
+void rank_release(struct held_rank *held);
 
 /* ---- names.c: versions, lists, administration ---- */
 handler_fn names_handler(enum msg_type type);

@@ -49,6 +49,34 @@ static int version_take(struct session *session, struct version *version, struct
 	return 0;
 }
 
+/* The newest that is staged; when none is between staged and durable, the newest that is durable. */
+static int open_staged(struct session *session, const struct msg_open *m, uint64_t deadline_ns, struct version **ret,
+		       struct error *e)
+{
+	_cleanup_(rank_release) struct held_rank held = { .session = session };
+	struct error none = { 0 };
+
+	if (!m->group)
+		return error_set(e, -EINVAL, "a staged version is opened by a rank of the group that saves it");
+	int r = rank_hold(session, m->group, &held.rank, e);
+	if (r)
+		return r;
+	r = group_open_staged(held.rank->rank, m->bundle, deadline_ns, ret, &none);
+	if (r != -ENOENT)
+		return r ? error_set(e, r, "%s", none.code ? none.text : error_meaning(r)) : 0;
+	return bundle_open(session->door->options.bundles, tenant_of(session), m->bundle, view_str("latest"),
+			   deadline_ns, ret, e);
+}
+
+static int open_version(struct session *session, const struct msg_open *m, uint64_t deadline_ns, struct version **ret,
+			struct error *e)
+{
+	if (view_equal(m->version, view_str("staged")))
+		return open_staged(session, m, deadline_ns, ret, e);
+	return bundle_open(session->door->options.bundles, tenant_of(session), m->bundle, m->version, deadline_ns, ret,
+			   e);
+}
+
 static int on_open(struct session *session, const struct request *request, struct buf *answer, struct error *e)
 {
 	struct version *version = NULL;
@@ -59,8 +87,7 @@ static int on_open(struct session *session, const struct request *request, struc
 		return malformed(request, e);
 	if (m.group && !handles_get(&session->ranks, m.group))
 		return session_lacks(session, "group", m.group, e);
-	int r = bundle_open(session->door->options.bundles, tenant_of(session), m.bundle, m.version,
-			    request->deadline_ns, &version, e);
+	int r = open_version(session, &m, request->deadline_ns, &version, e);
 	if (r)
 		return r;
 	if (session->versions.map.n >= DOOR_VERSIONS_MAX)

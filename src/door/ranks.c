@@ -18,7 +18,7 @@ static int malformed(const struct request *request, struct error *e)
 
 /* ---- ranks ------------------------------------------------------------------------------------------------------------------ */
 
-static int rank_hold(struct session *session, uint64_t handle, struct door_rank **ret, struct error *e)
+int rank_hold(struct session *session, uint64_t handle, struct door_rank **ret, struct error *e)
 {
 	struct door_rank *rank = handles_get(&session->ranks, handle);
 
@@ -29,12 +29,7 @@ static int rank_hold(struct session *session, uint64_t handle, struct door_rank 
 	return 0;
 }
 
-struct held_rank {
-	struct session *session;
-	struct door_rank *rank; /* or NULL */
-};
-
-static void rank_release(struct held_rank *held)
+void rank_release(struct held_rank *held)
 {
 	if (held->rank && !--held->rank->users)
 		wake_all(&held->session->changed);

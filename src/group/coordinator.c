@@ -196,8 +196,6 @@ static struct cgroup *cgroup_new(struct groups *groups, struct view tenant, stru
 	return TAKE(group);
 }
 
-static struct cgroup *find(struct groups *groups, struct view tenant, struct view name);
-
 /* A row gc/<tenant>/<group>: whose, and at which epoch (may be NULL). 0, -EPROTO. */
 static int decode_row(struct view in, char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch)
 {
@@ -265,7 +263,7 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 
 void coordinator_overtaken(struct groups *groups, struct view tenant, struct view name, uint64_t epoch)
 {
-	struct cgroup *group = find(groups, tenant, name);
+	struct cgroup *group = coordinator_of(groups, tenant, name);
 
 	if (group && group->epoch < epoch)
 		end_office(group);
@@ -292,7 +290,7 @@ static int read_coordinator(struct groups *groups, struct view tenant, struct vi
 	return 0;
 }
 
-static struct cgroup *find(struct groups *groups, struct view tenant, struct view name)
+struct cgroup *coordinator_of(struct groups *groups, struct view tenant, struct view name)
 {
 	_cleanup_(buf_fini) struct buf key = { 0 };
 
@@ -301,7 +299,7 @@ static struct cgroup *find(struct groups *groups, struct view tenant, struct vie
 
 struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation)
 {
-	struct cgroup *group = find(groups, tenant, name);
+	struct cgroup *group = coordinator_of(groups, tenant, name);
 
 	return group && group->incarnation == incarnation ? group : NULL;
 }
@@ -322,7 +320,7 @@ int coordinator_locate(struct groups *groups, struct view tenant, struct view na
 	int r = row_key(&lease, "g", tenant, name);
 
 	while (!r) {
-		struct cgroup *group = find(groups, tenant, name);
+		struct cgroup *group = coordinator_of(groups, tenant, name);
 
 		if (group) {
 			snprintf(ret_node, NODE_NAME_MAX + 1, "%s", cluster_node(groups->cluster));
@@ -463,7 +461,7 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 
 	if (r || join.node.len > NODE_NAME_MAX || join.rank >= join.size || join.size > GROUP_RANKS_MAX)
 		return error_set(e, -EPROTO, "malformed G_JOIN from %s", from);
-	struct cgroup *found = find(groups, join.tenant, join.group);
+	struct cgroup *found = coordinator_of(groups, join.tenant, join.group);
 	if (!found)
 		return error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)join.group.len,
 				 join.group.ptr);
@@ -537,7 +535,7 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 
 	if (r)
 		return error_set(e, -EPROTO, "malformed G_LOST from %s", from);
-	struct cgroup *group = find(groups, lost.tenant, lost.group);
+	struct cgroup *group = coordinator_of(groups, lost.tenant, lost.group);
 	bool same_run = group && (lost.incarnation ? group->incarnation == lost.incarnation :
 						     group->run && view_equal(view_str(group->run), lost.run));
 	if (!same_run || lost.rank >= group->size || group->ranks[lost.rank].presence != RANK_HERE ||
@@ -583,7 +581,7 @@ static int serve_fail(void *arg, const char *from, struct view body, uint64_t de
 	return save_fail(group, fail.bundle, fail.step, -(int)fail.code, words ? words : "a rank cancelled it");
 }
 
-static const struct csave *find_by_id(const struct cgroup *group, uint64_t save_id)
+const struct csave *coordinator_save(const struct cgroup *group, uint64_t save_id)
 {
 	list_each(node, &group->saves) {
 		const struct csave *save = list_entry(node, struct csave, link);
@@ -594,7 +592,7 @@ static const struct csave *find_by_id(const struct cgroup *group, uint64_t save_
 	return NULL;
 }
 
-static const struct ended_save *find_ended(const struct groups *groups, uint64_t save_id)
+const struct ended_save *coordinator_ended(const struct groups *groups, uint64_t save_id)
 {
 	for (size_t i = 0; save_id && i < ENDED_MAX; i++)
 		if (groups->ended[i].save_id == save_id)
@@ -604,22 +602,22 @@ static const struct ended_save *find_ended(const struct groups *groups, uint64_t
 
 bool coordinator_knows(const struct cgroup *group, uint64_t save_id)
 {
-	const struct ended_save *ended = find_ended(group->groups, save_id);
+	const struct ended_save *ended = coordinator_ended(group->groups, save_id);
 
-	return find_by_id(group, save_id) || (ended && ended->code != -ERR_ESTALEEPOCH);
+	return coordinator_save(group, save_id) || (ended && ended->code != -ERR_ESTALEEPOCH);
 }
 
 /* Under way here, or ended lately. -ENOENT; -EAGAIN: this node does not coordinate the group (any more). */
 static int find_end(struct groups *groups, const struct msg_g_ask *ask, struct msg_g_end *ret)
 {
-	const struct cgroup *group = find(groups, ask->tenant, ask->group);
-	const struct csave *save = group ? find_by_id(group, ask->save_id) : NULL;
+	const struct cgroup *group = coordinator_of(groups, ask->tenant, ask->group);
+	const struct csave *save = group ? coordinator_save(group, ask->save_id) : NULL;
 
 	if (save) {
 		*ret = (struct msg_g_end){ .stage = save->state < SAVE_DURABLE ? save->state : SAVE_STAGED };
 		return 0;
 	}
-	const struct ended_save *ended = find_ended(groups, ask->save_id);
+	const struct ended_save *ended = coordinator_ended(groups, ask->save_id);
 	if (ended &&
 	    (!group ||
 	     ended->code != -ERR_ESTALEEPOCH)) { /* overtaken, and now coordinator again: it is not known yet */

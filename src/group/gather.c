@@ -73,7 +73,8 @@ static int encode_want(const struct mload *load, struct buf *out)
 				   .bundle = view_str(load->version->bundle),
 				   .version = load->version->number,
 				   .nth = load->nth,
-				   .n_ranks = load->n_ranks };
+				   .n_ranks = load->n_ranks,
+				   .save_id = load->version->save_id };
 	int r = 0;
 
 	for (uint32_t b = 0; !r && b < load->version->n_blocks; b++) {
@@ -246,7 +247,7 @@ struct cload {
 	uint32_t refs; /* each call that waits for the plan */
 	struct list link;
 	char *bundle;
-	uint64_t version, nth, incarnation;
+	uint64_t version, save_id, nth, incarnation; /* version 0: it was staged when it was opened */
 	uint32_t n_ranks;
 	struct list needs; /* struct cneed, by node */
 	size_t n_nodes;
@@ -281,7 +282,7 @@ static struct cload *cload_obtain(struct cgroup *group, const struct msg_g_want 
 	list_each(node, &group->loads) {
 		struct cload *load = list_entry(node, struct cload, link);
 
-		if (load->version == want->version && load->nth == want->nth &&
+		if (load->save_id == want->save_id && load->nth == want->nth &&
 		    load->incarnation == want->incarnation && !load->planned && !load->error.code &&
 		    view_equal(view_str(load->bundle), want->bundle)) {
 			load->refs++;
@@ -295,6 +296,7 @@ static struct cload *cload_obtain(struct cgroup *group, const struct msg_g_want 
 	list_init(&load->needs);
 	waitplace_init(&load->changed);
 	load->version = want->version;
+	load->save_id = want->save_id;
 	load->nth = want->nth;
 	load->incarnation = want->incarnation;
 	load->bundle = view_dup(want->bundle);
@@ -462,10 +464,13 @@ static int plan_when_complete(struct cgroup *group, struct cload *load, const st
 	_cleanup_(cleanup_version_put) struct version *version = NULL;
 	char spec[24];
 	struct error e = { 0 };
-	int r;
+	uint64_t number = load->version;
+	int r = number ? 0 : staged_find(group, load->save_id, &version, &number);
 
-	snprintf(spec, sizeof(spec), "%" PRIu64, load->version);
-	r = bundle_open(group->groups->bundles, want->tenant, want->bundle, view_str(spec), deadline_ns, &version, &e);
+	snprintf(spec, sizeof(spec), "%" PRIu64, number);
+	if (!r && !version)
+		r = bundle_open(group->groups->bundles, want->tenant, want->bundle, view_str(spec), deadline_ns,
+				&version, &e);
 	if (!r)
 		r = make_plan(load, version, &e);
 	if (r)

@@ -78,6 +78,7 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *const *st
 	coordinator_serve(groups);
 	member_serve(groups);
 	takeover_serve(groups);
+	staged_serve(groups);
 	load_serve(groups);
 	traces_init(&groups->traces);
 	trace_serve(groups);

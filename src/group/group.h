@@ -63,6 +63,13 @@ void group_cancel(struct rank *rank, uint64_t number); /* a save */
 void group_abandon(struct rank *rank, struct view bundle, uint64_t step);
 
 /*
+ * The newest version that the rank's group, this run of it or one before, has staged and not yet published: its blocks are read from
+ * memory, from the nodes that hold them. Its number is 0. 0; -ENOENT: none is between staged and durable.
+ */
+int group_open_staged(struct rank *rank, struct view bundle, uint64_t deadline_ns, struct version **ret,
+		      struct error *e);
+
+/*
  * A load: @rank NULL is ungrouped (then @events, else the rank's). Pushes BLOCKS as verified blocks come, until all wants are
  * served, then LOAD_END; the client answers each block by its token. Returns when it has ended. Each load is one fiber of the door.
  */

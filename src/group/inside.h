@@ -118,6 +118,10 @@ void coordinator_node_lost(struct groups *groups, const char *node);
 int coordinator_whole(const struct cgroup *group, struct error *e);
 void coordinator_stop(struct groups *groups);
 /* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */
+/* NULL: this node does not coordinate it. */
+struct cgroup *coordinator_of(struct groups *groups, struct view tenant, struct view group);
+const struct csave *coordinator_save(const struct cgroup *group, uint64_t save_id); /* NULL: not under way here */
+const struct ended_save *coordinator_ended(const struct groups *groups, uint64_t save_id); /* NULL: not known */
 bool coordinator_knows(const struct cgroup *group, uint64_t save_id); /* under way, or ended lately */
 void coordinator_overtaken(struct groups *groups, struct view tenant, struct view group, uint64_t epoch);
 /* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. */
@@ -327,6 +331,10 @@ int save_copy(struct csave *save, struct error *e);
 int save_keep(struct csave *save, struct error *e);
 /* Tells the keepers which slot was opened: before anything can lie under its root's key. */
 int save_keep_slot(struct csave *save, struct error *e);
+int save_encode_keep(const struct csave *save, struct buf *out); /* whole */
+/* The other way: a recipe, planned again (waits), and what was captured. -EPROTO. */
+int keep_take_recipe(struct env *env, const struct msg_g_keep *keep, struct recipe *recipe, struct error *e);
+int keep_take_reports(const struct msg_g_keep *keep, const struct recipe *recipe, struct block_report *reports);
 void keep_serve(struct groups *groups);
 
 /* ---- takeover.c: a successor finishes what the last coordinator left -------------------------------------------------------- */
@@ -335,6 +343,12 @@ int takeover_run(void *group); /* a fiber; takes over a reference */
 void takeover_serve(struct groups *groups);
 /* Of a resumed save: where its blocks are, and what became of the slot that was opened for it: *ret_published, as save->version. */
 int takeover_find_holders(struct csave *save, bool *ret_published, struct error *e);
+
+/* ---- staged.c: versions that are not durable yet ----------------------------------------------------------------------------- */
+
+/* The save as a version without packs, for loads of it: the blocks' sizes. NULL with @ret_number, not 0: durable as that one. */
+int staged_find(struct cgroup *group, uint64_t save_id, struct version **ret, uint64_t *ret_number);
+void staged_serve(struct groups *groups);
 
 /* ---- save.c: the itinerary ----------------------------------------------------------------------------------------------- */
 
@@ -359,6 +373,8 @@ int save_tell(struct csave *save, enum save_state stage, int code, const char *w
 
 /* ---- publish.c ------------------------------------------------------------------------------------------------------------- */
 
+/* Items and pieces of the catalog; the blocks' number. */
+int publish_fill_items(const struct recipe *recipe, struct version *version);
 /* Opens the slot, has the packs uploaded, publishes. From SAVE_STAGED to SAVE_DURABLE. */
 int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e);
 /* The same in parts, for a save that goes through: the slot; then blocks of the plan, each once; then the root. */

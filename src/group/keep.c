@@ -90,7 +90,8 @@ static int encode_keep(const struct csave *save, const struct keep_lists *lists,
 				   .fingerprint = save->recipe->plan.fingerprint,
 				   .cached = cached,
 				   .reports = list_buf_view(&lists->reports),
-				   .diverged_blocks = save->diverged_blocks };
+				   .diverged_blocks = save->diverged_blocks,
+				   .block_bytes = save->recipe->block_bytes };
 
 	if (!cached) {
 		keep.ranks = list_buf_view(&lists->ranks);
@@ -98,6 +99,16 @@ static int encode_keep(const struct csave *save, const struct keep_lists *lists,
 		keep.rank_node = list_buf_view(&lists->rank_node);
 	}
 	return msg_g_keep_encode(&keep, out);
+}
+
+int save_encode_keep(const struct csave *save, struct buf *out)
+{
+	_cleanup_(keep_lists_fini) struct keep_lists lists = { 0 };
+	int r = list_reports(save, &lists.reports);
+
+	if (!r)
+		r = list_ranks(save->recipe, &lists);
+	return r ? r : encode_keep(save, &lists, false, out);
 }
 
 static int send_keep(struct csave *save, struct keep_lists *lists, size_t node, bool cached, bool *ret_need,
@@ -315,6 +326,87 @@ static int serve_kept(void *arg, const char *from, struct view body, uint64_t de
 	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : msave_held(arg, id.save_id, id.epoch, from, &r, e);
 
 	return save ? keep_answer(save, answer) : r;
+}
+
+/* ---- reading one ------------------------------------------------------------------------------------------------------- */
+
+static int take_places(struct list_view places, struct recipe *recipe)
+{
+	struct elem_place place;
+	int r;
+
+	recipe->nodes = calloc(places.count + 1, sizeof(*recipe->nodes));
+	recipe->plan_nodes = calloc(places.count + 1, sizeof(*recipe->plan_nodes));
+	if (!recipe->nodes || !recipe->plan_nodes)
+		return -ENOMEM;
+	while ((r = elem_place_next(&places, &place)) == 0) {
+		if (place.node.len > NODE_NAME_MAX)
+			return -EPROTO;
+		memcpy(recipe->nodes[recipe->n_nodes], place.node.ptr, place.node.len);
+		recipe->plan_nodes[recipe->n_nodes].domain = place.domain;
+		recipe->plan_nodes[recipe->n_nodes++].store_rate = place.store_rate;
+	}
+	return r == 1 ? 0 : r;
+}
+
+static int take_ranks(struct list_view ranks, struct list_view rank_node, struct recipe *recipe)
+{
+	struct elem_rank_offer rank;
+	struct elem_u32 node;
+	uint32_t n = 0;
+	int r;
+
+	while ((r = elem_rank_offer_next(&ranks, &rank)) == 0) {
+		if (rank.rank >= recipe->n_ranks || recipe->lists[rank.rank].len)
+			return -EPROTO;
+		recipe->structures[rank.rank] = rank.structure;
+		r = put_list(&recipe->lists[rank.rank], &rank.items);
+		if (r)
+			return r;
+	}
+	while (r == 1 && (r = elem_u32_next(&rank_node, &node)) == 0) {
+		if (n >= recipe->n_ranks || node.v >= recipe->n_nodes)
+			return -EPROTO;
+		recipe->rank_node[n++] = node.v;
+		r = 1;
+	}
+	return r != 1 ? r : n == recipe->n_ranks ? 0 : -EPROTO;
+}
+
+int keep_take_recipe(struct env *env, const struct msg_g_keep *keep, struct recipe *recipe, struct error *e)
+{
+	int r;
+
+	recipe->copies = keep->copies;
+	recipe->structure = keep->structure;
+	recipe->block_bytes = keep->block_bytes;
+	r = take_places(keep->places, recipe);
+	if (!r)
+		r = take_ranks(keep->ranks, keep->rank_node, recipe);
+	if (!r)
+		r = recipe_make(env, recipe, e);
+	if (!r && recipe->plan.fingerprint != keep->fingerprint)
+		r = error_set(e, -EPROTO, "the plan comes out differently here");
+	return r;
+}
+
+int keep_take_reports(const struct msg_g_keep *keep, const struct recipe *recipe, struct block_report *reports)
+{
+	struct list_view list = keep->reports;
+	struct elem_report report;
+	size_t b = 0;
+	int r;
+
+	while ((r = elem_report_next(&list, &report)) == 0) {
+		if (b >= recipe->plan.n_blocks || report.rank >= recipe->n_ranks)
+			return -EPROTO;
+		reports[b++] = (struct block_report){ .digest = report.digest,
+						      .crc = report.crc,
+						      .flags = report.flags,
+						      .rank = report.rank,
+						      .reported = true };
+	}
+	return r != 1 ? r : b == recipe->plan.n_blocks ? 0 : -EPROTO;
 }
 
 void keep_serve(struct groups *groups)

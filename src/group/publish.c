@@ -325,7 +325,7 @@ static int list_packs(const struct csave *save, struct version *version, const s
 }
 
 /* Items and pieces come straight from the catalog: it is sorted by name, the plan's blocks by unique. */
-static int fill_items(const struct recipe *recipe, struct version *version)
+int publish_fill_items(const struct recipe *recipe, struct version *version)
 {
 	const struct catalog *catalog = &recipe->catalog;
 	size_t names = 0, piece = 0, block = 0;
@@ -398,7 +398,7 @@ static int draft_version(struct csave *save, struct version *version, struct dra
 		return -ENOMEM;
 	if (!r)
 		r = drafts_init(drafts, save->recipe);
-	return r ? r : fill_items(save->recipe, version);
+	return r ? r : publish_fill_items(save->recipe, version);
 }
 
 static int encode_upload(const struct csave *save, const struct version *version, const struct pack_draft *pack,

@@ -309,6 +309,8 @@ static int read_block(struct reader *reader, size_t first, size_t end)
 		return r;
 	reader->pinned_bytes += entry->bytes;
 	ref.key = version->packs[entry->pack].key;
+	if (!ref.key && !node)
+		node = version->packs[entry->pack].node; /* staged: it lies in that node's memory */
 	ref.pack_offset = entry->pack_offset;
 	struct error why = { 0 };
 	r = store_get(reader->store, &ref, node, PEER_WAIT_MS, true, reader->deadline_ns, &block, &why);

@@ -212,64 +212,6 @@ static int look(struct takeover *t, struct error *e)
 
 /* ---- a save goes on --------------------------------------------------------------------------------------------------- */
 
-static int take_recipe(struct csave *save, const struct msg_g_keep *keep)
-{
-	struct list_view ranks = keep->ranks, places = keep->places, rank_node = keep->rank_node;
-	struct recipe *recipe = save->recipe;
-	struct elem_rank_offer rank;
-	struct elem_place place;
-	struct elem_u32 node;
-	uint32_t n = 0;
-	int r;
-
-	recipe->copies = keep->copies;
-	recipe->structure = keep->structure;
-	recipe->nodes = calloc(places.count + 1, sizeof(*recipe->nodes));
-	recipe->plan_nodes = calloc(places.count + 1, sizeof(*recipe->plan_nodes));
-	if (!recipe->nodes || !recipe->plan_nodes)
-		return -ENOMEM;
-	while ((r = elem_place_next(&places, &place)) == 0) {
-		if (place.node.len > NODE_NAME_MAX)
-			return -EPROTO;
-		memcpy(recipe->nodes[recipe->n_nodes], place.node.ptr, place.node.len);
-		recipe->plan_nodes[recipe->n_nodes].domain = place.domain;
-		recipe->plan_nodes[recipe->n_nodes++].store_rate = place.store_rate;
-	}
-	while (r == 1 && (r = elem_rank_offer_next(&ranks, &rank)) == 0) {
-		if (rank.rank >= recipe->n_ranks || recipe->lists[rank.rank].len)
-			return -EPROTO;
-		recipe->structures[rank.rank] = rank.structure;
-		r = put_list(&recipe->lists[rank.rank], &rank.items);
-		r = r ? r : 1;
-	}
-	while (r == 1 && (r = elem_u32_next(&rank_node, &node)) == 0) {
-		if (n >= recipe->n_ranks || node.v >= recipe->n_nodes)
-			return -EPROTO;
-		memcpy(save->ranks[n].node, recipe->nodes[node.v], sizeof(save->ranks[n].node));
-		recipe->rank_node[n++] = node.v;
-		r = 1;
-	}
-	return r != 1 ? r : n == recipe->n_ranks ? 0 : -EPROTO;
-}
-
-static int take_kept_reports(struct csave *save, struct list_view list)
-{
-	struct elem_report report;
-	size_t b = 0;
-	int r;
-
-	while ((r = elem_report_next(&list, &report)) == 0) {
-		if (b >= save->recipe->plan.n_blocks || report.rank >= save->recipe->n_ranks)
-			return -EPROTO;
-		save->reports[b++] = (struct block_report){ .digest = report.digest,
-							    .crc = report.crc,
-							    .flags = report.flags,
-							    .rank = report.rank,
-							    .reported = true };
-	}
-	return r != 1 ? r : b == save->recipe->plan.n_blocks ? 0 : -EPROTO;
-}
-
 static int fill_save(struct csave *save, struct cgroup *group, const struct msg_g_keep *keep)
 {
 	uint32_t n_ranks = keep->ranks.count;
@@ -308,15 +250,14 @@ static int resume_from(struct cgroup *group, const struct msg_g_keep *keep, stru
 	int r = save ? fill_save(save, group, keep) : -ENOMEM;
 
 	if (!r)
-		r = take_recipe(save, keep);
-	if (!r)
-		r = recipe_make(groups->env, save->recipe, e);
-	if (!r && save->recipe->plan.fingerprint != keep->fingerprint)
-		r = error_set(e, -EPROTO, "the plan comes out differently here");
+		r = keep_take_recipe(groups->env, keep, save->recipe, e);
+	for (uint32_t rank = 0; !r && rank < save->recipe->n_ranks; rank++)
+		memcpy(save->ranks[rank].node, save->recipe->nodes[save->recipe->rank_node[rank]],
+		       sizeof(save->ranks[rank].node));
 	if (!r)
 		r = save_planned(save);
 	if (!r)
-		r = take_kept_reports(save, keep->reports);
+		r = keep_take_reports(keep, save->recipe, save->reports);
 	if (!r)
 		r = fiber_start(&groups->flows, "save-life", save_life, save);
 	if (r)

@@ -69,6 +69,7 @@
 	X(81, G_HELD)  /* msg_save_id -> msg_numbers: the blocks that the node holds */ \
 	X(84, G_WAVE)  /* msg_g_wave -> empty. From the coordinator: room for some blocks of a save that goes through */ \
 	X(85, G_RELEASE) /* msg_g_wave -> empty: they are stored, and take no room any more */ \
+	X(88, G_STAGED) /* msg_g_staged -> msg_g_staged_reply; -ENOENT. To the coordinator: the newest save that is staged */ \
 	X(96, G_TRACE) /* msg_g_trace -> msg_trace_reply: what the node coordinates, or did */
 
 /* clang-format on */
@@ -259,18 +260,22 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(u64, save_id) F(u64, epoch) F(str, tenant) F(str, group) F(u64, incarnation) F(str, bundle) F(u64, step)    \
 	F(u32, copies) F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(u64, structure)            \
 	F(u64, fingerprint) F(u32, cached) F(list, ranks) F(list, places) F(list, rank_node) F(list, reports)       \
-	F(u64, diverged_blocks) F(u64, slot)
+	F(u64, diverged_blocks) F(u64, slot) F(u32, block_bytes)
 #define MSG_g_recover(F)       F(str, tenant) F(str, group) F(u64, epoch)
 #define ELEM_g_recovered(F)    F(u64, save_id) F(u32, kept) F(str, bundle) F(u64, step) /* kept: this node has its G_KEEP */
 /* Saves that this node coordinated and that have ended: no successor takes them up again. */
 #define ELEM_g_ended(F)	       F(u64, save_id) F(u32, stage) F(u32, code) F(str, words) F(u64, version)
 #define MSG_g_recover_reply(F) F(list, saves) F(list, ended)
 
+#define MSG_g_staged(F)	       F(str, tenant) F(str, group) F(str, bundle)
+/* keep: a G_KEEP's body. holders: u32 per block of the plan, into its places; UINT32_MAX: a hole. */
+#define MSG_g_staged_reply(F)  F(str, keep) F(list, holders)
+
 /* A node's needs of a grouped load: numbers of blocks in the version's table. */
 #define ELEM_u32(F)	    F(u32, v)
 #define MSG_g_want(F)                                                                                              \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) \
-	F(list, blocks) F(list, held) /* held: those of blocks that the node has already */
+	F(list, blocks) F(list, held) F(u64, save_id) /* held: those of blocks that the node has already; version 0: staged */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
 
@@ -292,7 +297,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave)
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
