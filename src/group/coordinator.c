@@ -662,7 +662,9 @@ void coordinator_stop(struct groups *groups)
 	while ((slot = map_first(&groups->coordinated))) {
 		_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(map_value(slot));
 
-		save_abandon_all(group, -ESHUTDOWN, "its coordinator shuts down", true);
+		save_abandon_all(group, -ESHUTDOWN, "its coordinator shuts down", false);
+		/* what is captured and was not drained in time goes on under a successor, if other nodes hold it */
+		save_abandon_all(group, -ERR_ESTALEEPOCH, "its coordinator shuts down", true);
 		drop(group);
 		give_lease_back(group);
 	}
