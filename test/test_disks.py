@@ -242,11 +242,11 @@ def test_what_cannot_become_durable_in_time_is_named(own):
     own.sick[0].slow("sync", ms=200, path=str(own.store) + "/")
     saving = Saving(own, 0)
     assert terminate(own, 0) == 3
-    assert all(isinstance(result, forebay.Error) for result in saving.end())
     log = log_of(own, 0)
     assert re.search("save.left .*bundle=ckpt step=2 state=", log) and re.search("daemon.drained .*left=1", log)
     own.sick[0].heal()
-    own.start(0)
+    own.start(0)  # it has the meta engine, for which a successor waits; its blocks are lost
+    assert all(isinstance(result, forebay.Error) for result in saving.end())
     assert own.verify_all()["ckpt"][0] == 1
 
 
@@ -257,6 +257,8 @@ def test_a_second_signal_ends_at_once(own):
     job.until(lambda: "daemon.stopping" in log_of(own, 0), "it drains")
     own.daemons[0].send_signal(signal.SIGTERM)
     assert own.daemons[0].wait(1) == 128 + signal.SIGTERM
+    own.sick[0].heal()
+    own.start(0)  # it has the meta engine, for which a successor waits; its blocks are lost
     assert all(isinstance(result, forebay.Error) for result in saving.end())
 
 
