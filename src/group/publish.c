@@ -16,8 +16,9 @@
 #include "group/inside.h"
 
 #define PACK_BYTES_MAX	 (UINT64_C(1) << 30)
-#define PACK_EPOCH_SHIFT 20  /* of the coordinator's epoch in a pack's number */
-#define ENGINE_AWAY_MS	 200 /* between two tries while the meta engine is away */
+#define PACK_EPOCH_SHIFT 20    /* of the coordinator's epoch in a pack's number */
+#define ENGINE_AWAY_MS	 200   /* between two tries while the meta engine is away */
+#define NUMBER_WAIT_MS	 10000 /* for the versions of earlier saves to have their numbers */
 
 CLEANUP_OF(struct version *, version_put);
 
@@ -522,12 +523,44 @@ static int pause_for_engine(struct csave *save, uint64_t deadline_ns)
 	return fiber_sleep_until(env_in_ms(env, ENGINE_AWAY_MS));
 }
 
+static bool is_number_due(const struct csave *other, const struct csave *save)
+{
+	bool before = other->incarnation != save->incarnation ? other->incarnation < save->incarnation :
+								other->step < save->step;
+	bool waits = other->state == SAVE_CAPTURED || other->state == SAVE_STAGED;
+
+	return before && waits && !other->slot_open && !other->ending && !strcmp(other->bundle, save->bundle);
+}
+
+/*
+ * Versions are numbered in the order of runs and steps: else `latest` could go back, and a rule keep the older one. So a save waits for the
+ * numbers of those before it that are captured, and a successor's until it knows all that there are. Not for ever: one that
+ * cannot go on (it may wait for the room that this one has) must not hold this one up.
+ */
+static int wait_for_number(struct csave *save)
+{
+	struct cgroup *group = save->group;
+	uint64_t deadline_ns = env_in_ms(group->groups->env, NUMBER_WAIT_MS);
+	bool due = true;
+	int r = 0;
+
+	while (due && !r) {
+		due = group->recovering;
+		list_each(node, &group->saves)
+			due |= is_number_due(list_entry(node, struct csave, link), save);
+		r = due ? wait_at(&group->changed, deadline_ns) : 0;
+	}
+	return r == -ETIMEDOUT ? 0 : r;
+}
+
 static int open_slot(struct csave *save, const struct fence *fence, uint64_t deadline_ns, struct error *e)
 {
 	struct cgroup *group = save->group;
-	int r;
 
 	trace_at(save, STATION_SLOT);
+	int r = wait_for_number(save);
+	if (r)
+		return r;
 	for (;;) {
 		r = slot_open(group->groups->bundles, view_str(group->tenant), view_str(save->bundle), save->save_id,
 			      save->parent, fence, deadline_ns, &save->slot, e);
@@ -538,6 +571,7 @@ static int open_slot(struct csave *save, const struct fence *fence, uint64_t dea
 			return paused == -ETIMEDOUT ? r : paused;
 	}
 	save->slot_open = !r;
+	wake_all(&group->changed);
 	return r ? fail_here(save, r, e) : save_keep_slot(save, e);
 }
 

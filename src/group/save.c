@@ -720,6 +720,7 @@ int save_life(void *arg)
 	save_settle(save, r);
 	list_remove(&save->link);
 	wake_all(&save->changed);
+	wake_all(&save->group->changed);
 	trace_left(save);
 	csave_put(save);
 	return 0;
