@@ -10,6 +10,8 @@ menu:
 	@echo 'make demo            run the main job: 8 daemons, 8 training ranks, two crashes, one table'
 	@echo 'make test            lint, unit tests, fuzz corpora, simulation, end-to-end and Python tests'
 	@echo 'make test-long       limits at their full size and damage at a thousand places; prints what it measured'
+	@echo 'make crash           kill random daemons and ranks of a job that saves all the time: ROUNDS=300, SEED=7 chooses'
+	@echo 'make soak            SAVES=500 saves with the last three kept and a node killed each 25th: nothing grows'
 	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool", SAN=1, TSAN=1'
 	@echo 'make san             unit tests, fuzz corpora and a short simulation under ASan and UBSan'
 	@echo 'make tsan            the same under TSan'
@@ -38,6 +40,14 @@ test: build lint
 test-long: build
 	FOREBAY_LONG=1 FOREBAY_BUILD=$(CURDIR)/build PYTHONPATH=python .venv/bin/python -m pytest -q -rfE -s --timeout=1800 \
 		-p no:cacheprovider --durations=20 test/test_damage.py test/test_limits.py test/test_input.py
+
+long = FOREBAY_LONG=1 FOREBAY_BUILD=$(CURDIR)/build PYTHONPATH=python .venv/bin/python -m pytest -q -rfE -s --timeout=14400 -p no:cacheprovider
+
+crash: build
+	FOREBAY_ROUNDS=$(ROUNDS) FOREBAY_SEED=$(SEED) $(long) test/test_kill.py
+
+soak: build
+	FOREBAY_SAVES=$(SAVES) $(long) test/test_soak.py
 
 unit:
 	@SAN=$(SAN) TSAN=$(TSAN) tools/unit "$(ROOM)"
@@ -79,4 +89,4 @@ install: build
 clean:
 	rm -rf build build-* demo-run python/forebay/_forebay.abi3.so
 
-.PHONY: menu setup build demo test test-long unit san tsan sim fuzz bench kth crash-disk lint fmt install clean
+.PHONY: menu setup build demo test test-long crash soak unit san tsan sim fuzz bench kth crash-disk lint fmt install clean

@@ -59,6 +59,7 @@ class Cluster:
         self.store, self.meta = self.folder / "store", self.folder / "meta"
         self.daemons = [None] * nodes
         self.env = [{} for _ in range(nodes)]  # more of each daemon's environment
+        self.inside = [[] for _ in range(nodes)]  # the command that each daemon's command is given to
         port = free_port()
         self.store.mkdir(parents=True)
         for node in range(nodes):
@@ -103,7 +104,7 @@ class Cluster:
             home = self.folder / f"node-{node}"
             env = {**os.environ, **self.env[node], **({"FOREBAY_DIE_AT": die_at} if die_at else {})}
             with open(home / "log", "ab") as log:
-                command = [BUILD / "forebayd", "--config", home / "config"]
+                command = [*self.inside[node], BUILD / "forebayd", "--config", home / "config"]
                 self.daemons[node] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=env)
 
     def start(self, *nodes, die_at=None):

@@ -257,19 +257,22 @@ static int run_daemon(struct run *run)
 	return run->result;
 }
 
-/* For crash tests: FOREBAY_DIE_AT=POINT[:N] ends the process with SIGKILL when it passes the point for the Nth time. */
-static int die_at = -1;
+/*
+ * For tests: FOREBAY_DIE_AT=POINT[:N] ends the process with SIGKILL when it passes the point for the Nth time; FOREBAY_STOP_AT stops it
+ * there, until somebody says SIGCONT.
+ */
+static int fate_at = -1, fate;
 static atomic_uint passes_left = 1;
 
-static void die_there(enum point point)
+static void meet_fate(enum point point)
 {
-	if ((int)point == die_at && atomic_fetch_sub(&passes_left, 1) == 1)
-		kill(getpid(), SIGKILL);
+	if ((int)point == fate_at && atomic_fetch_sub(&passes_left, 1) == 1)
+		kill(getpid(), fate);
 }
 
-static int listen_for_death(void)
+static int listen_for_fate(const char *variable, int number)
 {
-	char *name = getenv("FOREBAY_DIE_AT"), *count = name ? strchr(name, ':') : NULL;
+	char *name = getenv(variable), *count = name ? strchr(name, ':') : NULL;
 
 	if (!name)
 		return 0;
@@ -277,12 +280,13 @@ static int listen_for_death(void)
 		*count = 0;
 		passes_left = (unsigned)strtoul(count + 1, NULL, 10);
 	}
-	die_at = point_find(name);
-	if (die_at < 0) {
-		fprintf(stderr, "forebayd: FOREBAY_DIE_AT: there is no point \"%s\"\n", name);
+	fate = number;
+	fate_at = point_find(name);
+	if (fate_at < 0) {
+		fprintf(stderr, "forebayd: %s: there is no point \"%s\"\n", variable, name);
 		return 2;
 	}
-	point_listen(die_there);
+	point_listen(meet_fate);
 	return 0;
 }
 
@@ -294,7 +298,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "forebayd: %s\n", run.error.text);
 		return 2;
 	}
-	if (listen_for_death())
+	if (listen_for_fate("FOREBAY_DIE_AT", SIGKILL) || listen_for_fate("FOREBAY_STOP_AT", SIGSTOP))
 		return 2;
 	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
 	log_setup((enum log_level)run.config.log, NULL, NULL);
