@@ -3,8 +3,8 @@
  * not know what was published since. Three things rise and are in both: a bundle's numbers, the moves of each label, and its rules. So
  * of each bundle only what comes behind the index's last of each is asked for, not all that there is.
  *
- * A slot without a root may be behind: its writer can have died before its row. A root cannot, since its slot's row was durable before;
- * nor can a move or a rule that the index did not announce.
+ * A slot without a root may be behind: its writer can have died before its row, or have burned it since it could not be recorded. A version
+ * cannot, since its slot's row was durable before; nor can a move or a rule that the index did not announce.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -59,6 +59,18 @@ static bool ends(const char *key, const char *end)
 	return n >= m && strcmp(key + n - m, end) == 0;
 }
 
+/* 1: what lies under the root of the number that @digits begins with is a tombstone of a slot that was burned. 0: anything else. */
+static int is_burned(struct checking *c, const char *digits)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	uint64_t number;
+
+	if (strlen(digits) < 20 || number_decode(view_of(digits, 20), 20, &number))
+		return 0;
+	int r = root_read(c->bundles, &c->place, number, &object, c->deadline_ns, c->e);
+	return r ? r : object.state == ROOT_BURNED;
+}
+
 /* Behind the last number no root. Keys of slots are few: one that was never recorded for each crash. */
 static int check_numbers(struct checking *c)
 {
@@ -71,8 +83,11 @@ static int check_numbers(struct checking *c)
 
 		if (r || !*key)
 			return r;
-		if (ends(key, "/root"))
-			return older(c, key);
+		if (ends(key, "/root")) {
+			r = is_burned(c, key + strlen(prefix));
+			if (r <= 0)
+				return r ? r : older(c, key);
+		}
 	}
 }
 

@@ -668,6 +668,13 @@ static void a_slot_that_was_never_recorded_is_not_an_older_index(struct shelf *s
 	open_slot(shelf, 0x100, 0, NULL);
 	set_row(shelf, &old);
 	expect_index(shelf, 0, e);
+	_cleanup_(slot_fini) struct slot slot = { .tenant = view_dup(at.tenant),
+						  .bundle = view_dup(at.bundle),
+						  .number = old.last + 1,
+						  .save_id = 0x100 };
+	EXPECT_CALL(slot_burn(shelf->bundles, &slot, deadline(shelf), e), 0, e);
+	set_row(shelf, &old); /* its writer could not record it, and burned it */
+	expect_index(shelf, 0, e);
 	shelf_save(shelf, "a/new one", 1);
 	shelf_save(shelf, "zz", 1);
 	expect_index(other, 0, e);
