@@ -249,6 +249,8 @@ static bool may_be_replaced(const struct history *h, const struct attempt *a)
 
 void truth_told(struct history *h, struct attempt *a, int r)
 {
+	if (a->again && r == -ERR_ESUPERSEDED)
+		return; /* of the save of that step before: it is told why that one failed */
 	a->captured |= r == 0;
 	a->skipped |= r == -ERR_ESKIPPED;
 	a->superseded |= r == -ERR_ESUPERSEDED;
