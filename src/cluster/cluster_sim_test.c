@@ -225,6 +225,28 @@ static void a_silent_peer_is_noticed_in_time_and_told_of_once(void **state)
 	play(silence_story);
 }
 
+static int broken_silence_story(struct scene *s)
+{
+	struct watcher watcher = { .watch.down = watcher_down };
+
+	cluster_watch(s->nodes[0].cluster, &watcher.watch);
+	EXPECT_INT(call(s, 0, 1, MSG_ECHO, 5000), 0);
+	uint64_t since_ns = s->world->now_ns;
+	world_silence(s->world, "n0", "n1", true); /* n1 is heard, and hears nothing */
+	pause_ms(s, 3500);
+	world_cut(s->world, "n0", "n1"); /* it is dialled once more, but not for as long again */
+	pause_ms(s, (since_ns + NOTICE_NS - s->world->now_ns) / 1000000);
+	EXPECT_INT(watcher.n, 1);
+	world_silence(s->world, "n0", "n1", false);
+	cluster_unwatch(&watcher.watch);
+	return 0;
+}
+
+static void a_silent_peer_whose_connection_breaks_is_noticed_as_soon(void **state)
+{
+	play(broken_silence_story);
+}
+
 /* What a list of the nodes at @s's first node says of "n1". */
 static bool listed_up(struct scene *s)
 {
@@ -518,6 +540,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_silent_peer_is_noticed_in_time_and_told_of_once),
+		cmocka_unit_test(a_silent_peer_whose_connection_breaks_is_noticed_as_soon),
 		cmocka_unit_test(silence_in_one_direction_is_noticed_too),
 		cmocka_unit_test(idle_peers_stay_up),
 		cmocka_unit_test(a_cut_connection_ends_its_calls_but_is_no_dead_node),

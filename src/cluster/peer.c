@@ -27,7 +27,7 @@ struct call {
 	struct await done;
 };
 
-static void link_dial(struct link *link);
+static void link_dial(struct link *link, uint64_t until_ns);
 
 /* ---- states ---- */
 
@@ -113,17 +113,26 @@ void peer_close(struct peer *peer, int code, const char *words)
 	link_end(&peer->bulk, code, words);
 }
 
-/* The link ended by itself: what that says of the peer. */
+static uint64_t link_heard_ns(const struct link *link)
+{
+	uint64_t heard = net_last_heard_ns(link->conn);
+
+	return heard < link->since_ns ? link->since_ns : heard;
+}
+
+/* The link ended by itself: what that says of the peer. What is dialled once more counts as silent since it was heard last. */
 static void link_lost(struct link *link, int code, const char *words)
 {
 	struct peer *peer = link->peer;
 	bool was_up = link->state == LINK_UP;
+	uint64_t silent_at = was_up ? link_heard_ns(link) + PEER_SILENT_MS * NS_PER_MS : 0;
+	uint64_t soon = env_in_ms(peer->cluster->env, PEER_PING_MS);
 
 	link_end(link, code, words);
 	if (link->kind != GREET_CONTROL || peer->cluster->stopping)
 		return;
 	if (was_up)
-		link_dial(link);
+		link_dial(link, silent_at > soon ? silent_at : soon);
 	else
 		peer_is_down(peer);
 }
@@ -143,7 +152,7 @@ void peer_reborn(struct peer *peer)
 void peer_try_again(struct peer *peer)
 {
 	if (peer->down && peer->control.state == LINK_IDLE && !peer->cluster->stopping)
-		link_dial(&peer->control);
+		link_dial(&peer->control, env_in_ms(peer->cluster->env, PEER_SILENT_MS));
 }
 
 /* ---- greeting ---- */
@@ -314,7 +323,7 @@ static void on_no_answer(struct timer *timer)
 	link_lost(link, -EHOSTDOWN, link->state == LINK_DIALLING ? "cannot be reached" : "has not answered HELLO");
 }
 
-static void link_dial(struct link *link)
+static void link_dial(struct link *link, uint64_t until_ns)
 {
 	struct peer *peer = link->peer;
 	struct env *env = peer->cluster->env;
@@ -327,7 +336,7 @@ static void link_dial(struct link *link)
 	int r = net_connect(env, peer->address, &events, &link->conn);
 	if (!r) {
 		link_move(link, LINK_DIALLING);
-		r = timer_arm(env->loop, &link->timer, env_in_ms(env, PEER_SILENT_MS));
+		r = timer_arm(env->loop, &link->timer, until_ns);
 		if (!r)
 			return;
 		link_lost(link, -EHOSTDOWN, error_meaning(r));
@@ -346,7 +355,7 @@ int link_ready(struct link *link, uint64_t deadline_ns, struct error *e)
 	if (link->peer->cluster->stopping)
 		return error_set(e, -ESHUTDOWN, "this node is stopping");
 	if (link->state == LINK_IDLE)
-		link_dial(link);
+		link_dial(link, env_in_ms(link->peer->cluster->env, PEER_SILENT_MS));
 
 	uint64_t attempt = link->attempt;
 	while (link->attempt == attempt && (link->state == LINK_DIALLING || link->state == LINK_GREETING)) {
@@ -384,9 +393,7 @@ static void on_pulse(struct timer *timer)
 
 	if (now > timer->at_ns + PEER_PING_MS * NS_PER_MS)
 		link->since_ns = now; /* this node was asleep itself: what came meanwhile has not been read yet */
-	uint64_t heard = net_last_heard_ns(link->conn);
-	if (heard < link->since_ns)
-		heard = link->since_ns;
+	uint64_t heard = link_heard_ns(link);
 	uint64_t silent_at = heard + PEER_SILENT_MS * NS_PER_MS;
 	if (now >= silent_at) {
 		link_end(link, -EHOSTDOWN, "has been silent for too long");
