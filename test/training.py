@@ -37,7 +37,7 @@ class Training:
         self.read_bytes = [0] * ranks
         self.told = {stage: collections.OrderedDict() for stage in ("captured", "staged", "durable")}  # step: version or True
         self.failures = collections.Counter()  # by the error's name
-        self.runs, self.paused, self.last = 0, set(), [""] * ranks
+        self.runs, self.paused, self.last, self.lines = 0, set(), [""] * ranks, [[] for _ in range(ranks)]
 
     def __enter__(self):
         self.tend()
@@ -89,6 +89,7 @@ class Training:
 
     def _hear_line(self, rank, line):
         self.last[rank] = line
+        self.lines[rank].append(line)
         word, _, rest = line.partition(" ")
         assert word != "WRONG", f"rank {rank}: {rest}"
         if word in self.told:
@@ -171,13 +172,13 @@ class Checker:
         self.most = Figures(0, 0, 0, 0)
         self.store_ratio = 0.0
 
-    def listed(self):
+    def listed(self, nodes=None):
         """{number: step}, the same on all nodes. The rule may not have been applied to all of them yet."""
         views = []
 
         def settled():
             views.clear()
-            for node in range(self.cluster.nodes):
+            for node in range(self.cluster.nodes) if nodes is None else nodes:
                 with self.cluster.connect(node) as fb:
                     views.append({v.number: v.step for v in fb.versions(self.training.bundle)})
             return all(view == views[0] for view in views)
