@@ -185,7 +185,7 @@ static struct cgroup *cgroup_new(struct groups *groups, struct view tenant, stru
 	list_init(&group->saves);
 	list_init(&group->loads);
 	map_init(&group->remembered);
-	map_init(&group->steps);
+	steps_init(&group->steps);
 	store_le64(record.holder_le, groups->token);
 	store_le64(record.epoch_le, epoch);
 	group->tenant = view_dup(tenant);
@@ -410,7 +410,7 @@ static int enter_run(struct cgroup *group, const struct msg_g_join *join, uint64
 		group->complete = false;
 		group->incarnation = incarnation;
 		steps_fini(&group->steps);
-		map_init(&group->steps);
+		steps_init(&group->steps);
 	} else {
 		free(run);
 		free(ranks);

@@ -26,17 +26,6 @@ int group_key(struct buf *out, struct view tenant, struct view group, uint64_t i
 	return r;
 }
 
-int step_key(struct buf *out, struct view bundle, uint64_t step)
-{
-	uint8_t le[8];
-	int r = buf_append(out, bundle.ptr, bundle.len);
-
-	store_le64(le, step);
-	if (!r)
-		r = buf_append_zero(out, 1);
-	return r ? r : buf_append(out, le, sizeof(le));
-}
-
 static void peer_down(struct peer_watch *watch, const char *node)
 {
 	struct groups *groups = container_of(watch, struct groups, watch);
@@ -139,7 +128,7 @@ static struct mgroup *mgroup_new(struct groups *groups, struct view tenant, stru
 	list_init(&group->loads);
 	map_init(&group->structures);
 	map_init(&group->parts);
-	map_init(&group->refused);
+	steps_init(&group->refused);
 	map_init(&group->lists);
 	group->tenant = view_dup(tenant);
 	group->name = view_dup(name);

@@ -8,6 +8,7 @@
 #include "group/catalog.h"
 #include "group/group.h"
 #include "group/state.h"
+#include "group/steps.h"
 #include "group/trace.h"
 #include "group/turn.h"
 #include "plan/save.h"
@@ -19,7 +20,8 @@
 /* Bundles whose last structure a group keeps, on either side: a job may save each step under a name of its own. */
 #define REMEMBERED_MAX 8
 
-#define FAILED_MAX 64
+#define FAILED_MAX 64 /* saves of which a node remembers that it was told of their failure */
+
 /* How a save ended, for members that did not hear it. */
 struct ended_save {
 	uint64_t save_id, version;
@@ -63,7 +65,6 @@ struct groups {
 int groups_share(const struct groups *groups, struct view tenant, struct share **ret, struct error *e);
 /* tenant 0 group [0 incarnation]: appended to @out. */
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
-int step_key(struct buf *out, struct view bundle, uint64_t step); /* bundle 0 step */
 /* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. */
 void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
 
@@ -79,11 +80,6 @@ struct crank {
 	enum rank_presence presence;
 	char node[NODE_NAME_MAX + 1];
 	char gone[96]; /* lost: how */
-};
-
-struct step_mark {
-	int code; /* not 0: the save failed, */
-	char *words;
 };
 
 /* A group as its coordinator knows it: one run's ranks, the saves and loads under way, and the last plan of each bundle. */
@@ -105,7 +101,7 @@ struct cgroup {
 	struct list saves;		/* struct csave */
 	struct list loads;		/* struct cload */
 	struct map remembered;		/* struct recipe by bundle */
-	struct map steps;		/* struct step_mark by bundle 0 step: saved, or being saved, by this run */
+	struct steps steps;		/* of this run */
 };
 struct cgroup *cgroup_get(struct cgroup *group);
 void cgroup_put(struct cgroup *group); /* accepts NULL */
@@ -117,12 +113,12 @@ void coordinator_node_lost(struct groups *groups, const char *node);
 /* 0, or -ERR_ERANK naming a rank of the run that is gone: what waits for all of them would wait in vain. */
 int coordinator_whole(const struct cgroup *group, struct error *e);
 void coordinator_stop(struct groups *groups);
-/* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */
 /* NULL: this node does not coordinate it. */
 struct cgroup *coordinator_of(struct groups *groups, struct view tenant, struct view group);
 const struct csave *coordinator_save(const struct cgroup *group, uint64_t save_id); /* NULL: not under way here */
 const struct ended_save *coordinator_ended(const struct groups *groups, uint64_t save_id); /* NULL: not known */
 bool coordinator_knows(const struct cgroup *group, uint64_t save_id); /* under way, or ended lately */
+/* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */
 void coordinator_overtaken(struct groups *groups, struct view tenant, struct view group, uint64_t epoch);
 /* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. */
 int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
@@ -203,9 +199,8 @@ struct mgroup {
 	struct map structures;	  /* struct structure by bundle and rank */
 	struct map lists;	  /* struct kept_lists by bundle: what this node keeps for a successor */
 	struct map parts;	  /* struct part by bundle: the node's part of the last plan */
-	struct map
-		refused; /* struct step_mark by bundle 0 step: what a rank here took back, or wanted otherwise than others */
-	struct list loads; /* struct mload */
+	struct steps refused; /* those that failed here: a rank took them back, or wanted them otherwise than others */
+	struct list loads;    /* struct mload */
 };
 /* The node's side of the group in that incarnation, with one reference more; NULL: no memory. */
 struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation,
@@ -308,7 +303,6 @@ void save_mark_failed(const struct csave *save, int code);
  * and waits for its end; *@ret_dropped false: there is none. 0, -ETIMEDOUT, -ECANCELED.
  */
 int save_make_way(struct csave *save, const char *node, bool *ret_dropped, struct error *e);
-void steps_fini(struct map *steps);
 
 /* The list with that number of nodes' names: list_buf_fini() it. */
 int save_list_nodes(const struct csave *save, struct list_buf *names);

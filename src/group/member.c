@@ -173,22 +173,6 @@ static void push_stage(struct msave *save, const struct msg_g_stage *from)
 	}
 }
 
-/* Ranks of this node that come to that step later are told at once, as the coordinator would. A skipped one may be saved again. */
-static void refuse_step(struct mgroup *group, struct view bundle, uint64_t step, int code, const char *words)
-{
-	_cleanup_(buf_fini) struct buf key = { 0 };
-	_cleanup_(cleanup_mem) struct step_mark *mark = calloc(1, sizeof(*mark));
-	_cleanup_(cleanup_mem) char *kept = strdup(words);
-
-	if (!mark || !kept || step_key(&key, bundle, step) || map_get(&group->refused, view_buf(&key)))
-		return; /* else they wait until the coordinator tells them, or for the deadline */
-	*mark = (struct step_mark){ .code = code, .words = kept };
-	if (map_put(&group->refused, view_buf(&key), mark))
-		return;
-	TAKE(kept);
-	TAKE(mark);
-}
-
 void msave_fail(struct msave *save, int code, const char *words)
 {
 	struct msg_g_stage end = { .code = (uint32_t)-code, .words = view_str(words) };
@@ -197,8 +181,8 @@ void msave_fail(struct msave *save, int code, const char *words)
 		return;
 	save_state_move(&save->state, SAVE_FAILED);
 	(void)error_set(&save->error, code, "%s", words);
-	if (code != -ERR_ESKIPPED)
-		refuse_step(save->group, view_str(save->bundle), save->step, code, words);
+	if (code != -ERR_ESKIPPED) /* ranks of this node that come later are told at once, as the coordinator would */
+		steps_fail(&save->group->refused, view_str(save->bundle), save->step, code, words);
 	msave_end_turn(save);
 	push_stage(save, &end);
 	wake_all(&save->changed);
@@ -646,16 +630,13 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 {
 	struct mgroup *group = rank->group;
 	struct msave *save = find_gathering(group, from->bundle, from->step);
-	_cleanup_(buf_fini) struct buf key = { 0 };
 	bool is_new = !save;
-	int r = step_key(&key, from->bundle, from->step);
-	const struct step_mark *refused = r ? NULL : map_get(&group->refused, view_buf(&key));
+	int r = steps_check(&group->refused, from->bundle, from->step, e);
 
-	if (refused)
-		return error_set(e, refused->code, "step %" PRIu64 " of %.*s: %s", from->step, (int)from->bundle.len,
-				 from->bundle.ptr, refused->words);
-	if (r)
+	if (r) {
+		error_prefix(e, "step %" PRIu64 " of %.*s", from->step, (int)from->bundle.len, from->bundle.ptr);
 		return r;
+	}
 
 	if (is_new)
 		save = msave_new(group, from->bundle, from->step, group->coordinator);
@@ -833,7 +814,7 @@ void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
 	char words[64];
 
 	snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
-	refuse_step(rank->group, bundle, step, -ECANCELED, words);
+	steps_fail(&rank->group->refused, bundle, step, -ECANCELED, words);
 	tell_failed(rank, bundle, step, -ECANCELED, words);
 	if (save)
 		msave_fail(save, -ECANCELED, words);

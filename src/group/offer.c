@@ -13,69 +13,14 @@
 #include "base/counter.h"
 #include "group/inside.h"
 
-/* A step is saved once in a run. One that failed stays failed: a rank that comes late to it is told why. */
-static int claim_step(struct cgroup *group, struct view bundle, uint64_t step, struct error *e)
-{
-	_cleanup_(buf_fini) struct buf key = { 0 };
-	int r = step_key(&key, bundle, step);
-	const struct step_mark *known = r ? NULL : map_get(&group->steps, view_buf(&key));
-
-	if (r)
-		return r;
-	if (known && known->code)
-		return error_set(e, known->code, "%s", known->words);
-	if (known)
-		return error_set(e, -ERR_ESTEP, "this run has already saved step %" PRIu64 " of %.*s", step,
-				 (int)bundle.len, bundle.ptr);
-	struct step_mark *mark = calloc(1, sizeof(*mark));
-	r = mark ? map_put(&group->steps, view_buf(&key), mark) : -ENOMEM;
-	if (r)
-		free(mark);
-	return r;
-}
-
-/* Ranks that come to that step later are told why it failed. */
-static void mark_step(struct cgroup *group, struct view bundle, uint64_t step, const struct error *why)
-{
-	_cleanup_(buf_fini) struct buf key = { 0 };
-	struct step_mark *mark = step_key(&key, bundle, step) ? NULL : map_get(&group->steps, view_buf(&key));
-
-	if (!mark || mark->code)
-		return;
-	mark->words = strdup(why->text);
-	mark->code = mark->words ? why->code : 0;
-}
-
-/* Nothing of the step was taken, and all its ranks have offered: it may be offered again. */
-static void forget_step(struct cgroup *group, struct view bundle, uint64_t step)
-{
-	_cleanup_(buf_fini) struct buf key = { 0 };
-	struct step_mark *mark = step_key(&key, bundle, step) ? NULL : map_remove(&group->steps, view_buf(&key));
-
-	if (mark)
-		free(mark->words);
-	free(mark);
-}
-
 void save_mark_failed(const struct csave *save, int code)
 {
 	if (save->incarnation != save->group->incarnation)
 		return;
 	if (code == -ERR_ESKIPPED)
-		forget_step(save->group, view_str(save->bundle), save->step);
+		steps_forget(&save->group->steps, view_str(save->bundle), save->step);
 	else
-		mark_step(save->group, view_str(save->bundle), save->step, &save->error);
-}
-
-void steps_fini(struct map *steps)
-{
-	for (struct map_slot *s = map_first(steps); s; s = map_next(s)) {
-		struct step_mark *mark = map_value(s);
-
-		free(mark->words);
-		free(mark);
-	}
-	map_fini(steps);
+		steps_fail(&save->group->steps, view_str(save->bundle), save->step, save->error.code, save->error.text);
 }
 
 static struct csave *find_save(struct cgroup *group, const struct msg_g_offer *offer)
@@ -103,6 +48,16 @@ static int check_offer(const struct cgroup *group, const struct msg_g_offer *off
 	if (offer->policy >= POLICIES)
 		return error_set(e, -EINVAL, "policy %u is not known", offer->policy);
 	return coordinator_whole(group, e);
+}
+
+/* Of a step that it has claimed: given back, if its life cannot begin. */
+static int start_life(struct csave *save)
+{
+	int r = fiber_start(&save->group->groups->flows, "save-life", save_life, save);
+
+	if (r)
+		steps_forget(&save->group->steps, view_str(save->bundle), save->step);
+	return r;
 }
 
 static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, struct csave **ret, struct error *e)
@@ -134,9 +89,9 @@ static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, str
 	save->at_ns[SAVE_GATHERING] = save->begun_ns = env_now(groups->env);
 	r = save->bundle && save->recipe && save->offered && save->ranks ? 0 : -ENOMEM;
 	if (!r)
-		r = claim_step(group, offer->bundle, offer->step, e);
+		r = steps_claim(&group->steps, offer->bundle, offer->step, e);
 	if (!r)
-		r = fiber_start(&groups->flows, "save-life", save_life, save);
+		r = start_life(save);
 	if (r) {
 		csave_put(save);
 		return r;
@@ -286,10 +241,8 @@ int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code,
 		save_stop(save, code, words);
 		return 0;
 	}
-	struct error e = { 0 };
-	(void)error_set(&e, code, "%s", words);
-	if (!claim_step(group, bundle, step, NULL))
-		mark_step(group, bundle, step, &e);
+	if (!steps_claim(&group->steps, bundle, step, NULL))
+		steps_fail(&group->steps, bundle, step, code, words);
 	return 0;
 }
 
