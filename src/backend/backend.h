@@ -67,6 +67,12 @@ struct backend_vec {
 
 struct backend_upload; /* the driver's */
 
+/* Of parts under way, between their requester and the driver's threads. */
+struct backend_gauge {
+	_Atomic uint64_t moved; /* bytes that the driver has handed over so far */
+	_Atomic bool stop;	/* what is left of them is not wanted: a part may end soon, with -ECANCELED */
+};
+
 struct backend_req {
 	struct job job; /* the driver's */
 	struct backend *backend;
@@ -81,6 +87,7 @@ struct backend_req {
 	size_t n_vec;
 	bool if_absent;
 	struct backend_upload *upload;
+	struct backend_gauge *gauge; /* PART, or NULL */
 
 	int result; /* 0, BACKEND_EXISTS, negative */
 	size_t got;

@@ -18,6 +18,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,6 +242,7 @@ static void temp_drop(const struct env_ops *ops, struct backend_upload *upload)
  */
 static int write_vec(struct backend_req *req, struct file *file, uint64_t offset, size_t i, uint8_t *piece)
 {
+	struct backend_gauge *gauge = req->op == BACKEND_PART ? req->gauge : NULL;
 	const struct backend_vec *vec = &req->vec[i];
 	uint32_t crc = 0;
 
@@ -253,6 +255,10 @@ static int write_vec(struct backend_req *req, struct file *file, uint64_t offset
 		if (r)
 			return fail(req, r, "writing");
 		at += n;
+		if (gauge)
+			atomic_fetch_add_explicit(&gauge->moved, n, memory_order_relaxed);
+		if (gauge && atomic_load_explicit(&gauge->stop, memory_order_relaxed))
+			return fail(req, -ECANCELED, "writing");
 	}
 	if (crc != vec->crc)
 		return error_set(&req->error, -ERR_ECHANGED,

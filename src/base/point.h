@@ -31,7 +31,8 @@
 	X(PARENT_SHARED, "parent-shared")	/* some blocks take their places in the parent's packs */ \
 	X(FLOOR_INDEXED, "floor-indexed")	/* and the row; the tombstones below are there */         \
 	X(SAVE_KEPT, "save-kept")		/* a successor could finish the save */                   \
-	X(SAVE_RESUMED, "save-resumed")		/* a successor goes on with a save */
+	X(SAVE_RESUMED, "save-resumed")		/* a successor goes on with a save */                     \
+	X(NODE_SLOW, "node-slow")		/* a node is found to write far less than others */
 
 enum point {
 #define X(name, text) POINT_##name,

@@ -87,8 +87,15 @@ uint64_t pack_size(uint64_t index_offset, size_t n);
 /* "t/.../p/<save>-<node>-<k>" into @ret. */
 int pack_key(struct view tenant, struct view bundle, uint64_t save_id, const char *node, uint64_t k,
 	     char ret[BACKEND_KEY_MAX + 1]);
-int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n, uint64_t deadline_ns,
-	       struct error *e);
+/* How far pack_write() is, while it runs; zeroed before. */
+struct pack_watch {
+	const struct image *image; /* pack.c's; NULL: it does not run */
+};
+uint64_t
+pack_watch_bytes(const struct pack_watch *watch); /* that the store has taken; what had to be sent twice counts twice */
+/* @watch may be NULL. */
+int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n,
+	       struct pack_watch *watch, uint64_t deadline_ns, struct error *e);
 
 /* ---- reading ---- */
 

@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,6 +70,7 @@ struct image {
 	size_t n_parts;
 	struct block_rec *index;
 	uint64_t bytes; /* of the whole pack */
+	struct backend_gauge gauge;
 	uint8_t head[PACK_HEAD_BYTES], trailer[PACK_TRAILER_BYTES];
 };
 
@@ -277,6 +279,7 @@ static int write_part(struct writer *w, const struct part *part, struct error *e
 	call->req.offset = part->offset;
 	call->req.vec = w->image->vecs + part->first_vec;
 	call->req.n_vec = part->n_vec;
+	call->req.gauge = &w->image->gauge;
 	int r = backend_call_run(w->image->backend, &call, w->deadline_ns, e);
 	if (!r)
 		point_reached(POINT_PACK_PART);
@@ -355,11 +358,12 @@ static int begin(struct bundles *bundles, struct image *image, const char *key, 
 	return r;
 }
 
-/* Without parts under way the upload is given back before the caller goes on; else by the last of them. */
+/* Without parts under way the upload is given back before the caller goes on; else by the last of them, which ends soon. */
 static void give_up(struct bundles *bundles, struct image *image, const char *key)
 {
 	_cleanup_(cleanup_backend_call_free) struct backend_call *call = NULL;
 
+	atomic_store_explicit(&image->gauge.stop, true, memory_order_relaxed);
 	if (!image->upload || image->refs > 1)
 		return;
 	call = image_call(image, BACKEND_ABORT, key);
@@ -383,23 +387,17 @@ int save_of_key(const char *key, uint64_t *ret)
 	return 0;
 }
 
-int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n, uint64_t deadline_ns,
-	       struct error *e)
+uint64_t pack_watch_bytes(const struct pack_watch *watch)
 {
-	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
-	_cleanup_(cleanup_image_put) struct image *image = NULL;
-	struct record_head head = { .kind = RECORD_PACK, .generation = cluster_generation(bundles->cluster) };
+	return watch->image ? atomic_load_explicit(&watch->image->gauge.moved, memory_order_relaxed) : 0;
+}
 
-	if (n > PACK_BLOCKS_MAX)
-		return error_set(e, -E2BIG, "%s: %zu blocks, a pack has at most %u", key, n, PACK_BLOCKS_MAX);
-	if (save_of_key(key, &head.save_id))
-		return error_set(e, -EINVAL, "%s is no pack's key", key);
-	int r = image_new(bundles, key, &head, puts, n, &image, e);
-	if (r)
-		return r;
-
+static int write_image(struct bundles *bundles, struct image *image, const char *key, uint64_t deadline_ns,
+		       struct error *e)
+{
 	struct writer writer = { .image = image, .key = key, .deadline_ns = deadline_ns };
-	r = begin(bundles, image, key, deadline_ns, e);
+	int r = begin(bundles, image, key, deadline_ns, e);
+
 	if (!r)
 		point_reached(POINT_PACK_BEGUN);
 	if (!r)
@@ -413,5 +411,27 @@ int pack_write(struct bundles *bundles, const char *key, const struct pack_put *
 	if (!r)
 		point_reached(POINT_PACK_DURABLE);
 	count(COUNT_UPLOADED_BYTES, r ? 0 : image->bytes);
+	return r;
+}
+
+int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n,
+	       struct pack_watch *watch, uint64_t deadline_ns, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	_cleanup_(cleanup_image_put) struct image *image = NULL;
+	struct record_head head = { .kind = RECORD_PACK, .generation = cluster_generation(bundles->cluster) };
+
+	if (n > PACK_BLOCKS_MAX)
+		return error_set(e, -E2BIG, "%s: %zu blocks, a pack has at most %u", key, n, PACK_BLOCKS_MAX);
+	if (save_of_key(key, &head.save_id))
+		return error_set(e, -EINVAL, "%s is no pack's key", key);
+	int r = image_new(bundles, key, &head, puts, n, &image, e);
+	if (r)
+		return r;
+	if (watch)
+		watch->image = image;
+	r = write_image(bundles, image, key, deadline_ns, e);
+	if (watch)
+		watch->image = NULL;
 	return r;
 }

@@ -61,7 +61,7 @@ static void print_head(const struct forebay_trace *trace)
 	print_size(trace->stored_bytes);
 	putchar('\n');
 	if (*trace->words) {
-		printf("it failed: ");
+		printf(trace->code ? "it failed: " : "");
 		text_print(stdout, trace->words);
 		putchar('\n');
 	}

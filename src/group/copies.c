@@ -118,7 +118,8 @@ static int list_block(struct round *round, size_t b)
 					    .digest = report->digest,
 					    .bytes = block->bytes,
 					    .crc = report->crc,
-					    .from = report->holders[0] };
+					    .from = report->holders[0],
+					    .other = report->n_holders > 1 ? report->holders[1] + 1 : 0 };
 		size_t node = pick_target(round, block, taken, n);
 
 		if (node == SIZE_MAX)

@@ -36,6 +36,7 @@ static int run_branch(void *arg)
 	call->result = cluster_call(fan->groups->cluster, call->node, fan->type, view_buf(&call->body),
 				    fan->deadline_ns, &call->answer, &call->error);
 	call->took_ns = env_now(fan->groups->env) - begun_ns;
+	call->over = true;
 	if (fan->survives && fan_lost(call))
 		return 0;
 	if (call->result < 0 && !fan->first_failed) { /* later ones: cancelled because of it */

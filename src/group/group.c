@@ -70,6 +70,7 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *const *st
 	staged_serve(groups);
 	load_serve(groups);
 	traces_init(&groups->traces);
+	patience_init(&groups->copying);
 	trace_serve(groups);
 	groups->watch.down = peer_down;
 	cluster_watch(cluster, &groups->watch);

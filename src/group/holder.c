@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/counter.h"
+#include "base/log.h"
 #include "group/member.h"
 
 #define HASH_FIBERS   2	   /* at once on the workers, for one save */
@@ -24,7 +25,8 @@ struct crew {
 	struct nursery nursery;
 	int result; /* of the first that failed: a nursery takes -ECANCELED for no failure */
 	struct error error;
-	void *work; /* struct copy, for copies */
+	void *work;		      /* struct copy, for copies */
+	char slow[NODE_NAME_MAX + 1]; /* of which a block did not come as soon as blocks do */
 };
 
 static int crew_member(void *arg)
@@ -116,7 +118,7 @@ static int serve_digest(void *arg, const char *from, struct view body, uint64_t 
 
 struct copy {
 	struct elem_g_copy block;
-	char from[NODE_NAME_MAX + 1];
+	char from[NODE_NAME_MAX + 1], other[NODE_NAME_MAX + 1]; /* other: "" or who has it, too */
 	bool made;
 };
 
@@ -179,13 +181,18 @@ static int add_extra(struct msave *save, uint32_t number, struct block **copy)
 	return 0;
 }
 
-static int fetch_into(struct crew *crew, const struct copy *copy, struct block *target, struct error *e)
+static int fetch_from(struct crew *crew, const struct copy *copy, const char *node, struct block *target,
+		      uint64_t deadline_ns, struct error *e)
 {
 	struct groups *groups = crew->save->groups;
 	struct digesting digesting = { .block = target };
+	uint64_t begun_ns = env_now(groups->env);
 	uint32_t crc;
-	int r = cluster_fetch(groups->cluster, copy->from, crew->save->group->tenant, &copy->block.digest,
-			      copy->block.bytes, 0, target->ptr, &crc, crew->deadline_ns, e);
+	int r = cluster_fetch(groups->cluster, node, crew->save->group->tenant, &copy->block.digest, copy->block.bytes,
+			      0, target->ptr, &crc, deadline_ns, e);
+
+	if (!r)
+		patience_saw(&groups->copying, env_now(groups->env) - begun_ns);
 
 	if (!r)
 		r = env_call(groups->env, digest_on_worker, &digesting);
@@ -193,8 +200,40 @@ static int fetch_into(struct crew *crew, const struct copy *copy, struct block *
 		count(COUNT_COPIED_BYTES, copy->block.bytes);
 	if (!r && (crc != copy->block.crc || !digest_equal(&digesting.digest, &copy->block.digest)))
 		r = error_set(e, -ERR_ECHANGED, "block %u from node %s is not what was captured there: it was changed",
-			      copy->block.block, copy->from);
+			      copy->block.block, node);
 	return r;
+}
+
+static void note_slow(struct crew *crew, const char *node, const char *words)
+{
+	if (!strcmp(crew->slow, node))
+		return;
+	memcpy(crew->slow, node, strlen(node) + 1);
+	logm(LOG_WARN, "save.source-slow", "save=%016" PRIx64 " group=%s peer=%s words=\"%s\"", crew->save->save_id,
+	     crew->save->group->name, node, words);
+}
+
+/* A source that takes many times as long as others, or fails, is left for another one, if there is one; else it is waited for. */
+static int fetch_into(struct crew *crew, const struct copy *copy, struct block *target, struct error *e)
+{
+	struct groups *groups = crew->save->groups;
+	uint64_t limit_ns = env_now(groups->env) + patience_limit_ns(&groups->copying);
+	bool is_slow = !strcmp(copy->from, crew->slow);
+	int r;
+
+	if (!*copy->other)
+		return fetch_from(crew, copy, copy->from, target, crew->deadline_ns, e);
+	if (!is_slow) {
+		struct error words = { 0 };
+
+		r = fetch_from(crew, copy, copy->from, target,
+			       limit_ns < crew->deadline_ns ? limit_ns : crew->deadline_ns, &words);
+		if (r == -ETIMEDOUT)
+			note_slow(crew, copy->from, words.text);
+		if (!r || r == -ECANCELED || r == -ENOMEM || r == -ERR_ECHANGED)
+			return r ? error_set(e, r, "%s", words.text) : 0;
+	}
+	return fetch_from(crew, copy, copy->other, target, crew->deadline_ns, e);
 }
 
 /* Before saves that wait: those may wait for the end of this one. */
@@ -280,11 +319,15 @@ static int parse_copies(const struct msg_g_copy *msg, struct copy **ret, size_t 
 	if (!r && !copies)
 		r = -ENOMEM;
 	while (!r && (r = elem_g_copy_next(&blocks, &copies[n].block)) == 0) {
-		if (copies[n].block.from >= n_nodes || !copies[n].block.bytes ||
-		    copies[n].block.bytes > BLOCK_BYTES_MAX)
+		const struct elem_g_copy *block = &copies[n].block;
+
+		if (block->from >= n_nodes || block->other > n_nodes || !block->bytes || block->bytes > BLOCK_BYTES_MAX)
 			return -EPROTO;
-		const struct view *name = &nodes[copies[n].block.from].name;
-		memcpy(copies[n++].from, name->ptr, name->len);
+		const struct view *name = &nodes[block->from].name;
+		memcpy(copies[n].from, name->ptr, name->len);
+		if (block->other)
+			memcpy(copies[n].other, nodes[block->other - 1].name.ptr, nodes[block->other - 1].name.len);
+		n++;
 	}
 	*ret_n = n;
 	return r == 1 ? 0 : r;
@@ -409,12 +452,14 @@ static int find_puts(struct store *store, struct list_view blocks, struct pack_p
 }
 
 struct packing {
+	struct list link; /* in save->packings */
 	struct msave *save;
 	const char *key;
 	const struct pack_put *puts;
 	size_t n;
 	uint64_t deadline_ns;
-	bool over;
+	struct pack_watch watch;
+	bool over, unwanted; /* unwanted: others write it */
 	int result;
 	struct error error;
 };
@@ -424,24 +469,29 @@ static int pack_run(void *arg)
 	struct packing *packing = arg;
 	struct groups *groups = packing->save->groups;
 
-	packing->result = pack_write(groups->bundles, packing->key, packing->puts, packing->n, packing->deadline_ns,
-				     &packing->error);
+	packing->result = pack_write(groups->bundles, packing->key, packing->puts, packing->n, &packing->watch,
+				     packing->deadline_ns, &packing->error);
 	packing->over = true;
 	wake_all(&packing->save->changed);
 	return 0;
 }
 
-/* Writes the pack, unless the save fails meanwhile: then its room shall come free before the store has taken all of it. */
+/* Writes the pack, unless the save fails meanwhile, or its coordinator takes it back: then the store shall not take all of it first. */
 static int pack_while_wanted(struct packing *packing, struct error *e)
 {
 	struct msave *save = packing->save;
 	struct nursery nursery;
 
 	nursery_init(&nursery, save->groups->env->loop);
+	list_append(&save->packings, &packing->link);
 	int r = fiber_start(&nursery, "pack", pack_run, packing);
-	while (!r && !packing->over && save->state != SAVE_FAILED)
+	while (!r && !packing->over && !packing->unwanted && save->state != SAVE_FAILED)
 		r = wait_at(&save->changed, packing->deadline_ns);
 	nursery_fini(&nursery);
+	list_remove(&packing->link);
+	packing->unwanted &= !packing->over || packing->result;
+	if (packing->unwanted && save->state != SAVE_FAILED)
+		return 0;
 	if (save->state == SAVE_FAILED)
 		return error_set(e, save->error.code, "%s", save->error.text);
 	if (packing->over && packing->result && packing->error.code)
@@ -473,7 +523,32 @@ static int serve_upload(void *arg, const char *from, struct view body, uint64_t 
 		r = pack_while_wanted(&packing, e);
 	for (size_t i = 0; i < n; i++)
 		block_unpin(puts[i].block);
-	return r;
+	const struct msg_g_pace_reply reply = { .given_up = packing.unwanted };
+	return r ? r : msg_g_pace_reply_encode(&reply, answer);
+}
+
+/* How far the save's packs are. */
+static int serve_pace(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		      struct error *e)
+{
+	struct msg_g_pace_reply reply = { 0 };
+	struct msg_g_pace msg = { 0 };
+	int r = msg_g_pace_decode(body, &msg);
+
+	if (r)
+		return error_set(e, r, "malformed G_PACE from %s", from);
+	_cleanup_(cleanup_msave_put) struct msave *save = msave_held(arg, msg.save_id, msg.epoch, from, &r, e);
+	if (!save)
+		return r;
+	list_each(link, &save->packings) {
+		struct packing *packing = list_entry(link, struct packing, link);
+
+		packing->unwanted |= msg.give_up != 0;
+		reply.bytes += pack_watch_bytes(&packing->watch);
+	}
+	if (msg.give_up)
+		wake_all(&save->changed);
+	return msg_g_pace_reply_encode(&reply, answer);
 }
 
 void holder_serve(struct groups *groups)
@@ -482,4 +557,5 @@ void holder_serve(struct groups *groups)
 	cluster_serve(groups->cluster, MSG_G_COPY, serve_copy, groups);
 	cluster_serve(groups->cluster, MSG_G_HELD, serve_held, groups);
 	cluster_serve(groups->cluster, MSG_G_UPLOAD, serve_upload, groups);
+	cluster_serve(groups->cluster, MSG_G_PACE, serve_pace, groups);
 }

@@ -12,6 +12,7 @@
 #include "group/trace.h"
 #include "group/turn.h"
 #include "plan/save.h"
+#include "store/patience.h"
 
 #define GROUPS_MAGIC	0x73706746
 #define SETTLE_MS	5000 /* for telling a node that a save has failed */
@@ -57,6 +58,7 @@ struct groups {
 	struct peer_watch watch;
 	bool draining; /* nothing new is taken */
 	struct traces traces;
+	struct patience copying; /* what blocks from peers take */
 };
 
 /* ---- group.c: keys, notes -------------------------------------------------------------------------------------------------- */
@@ -160,6 +162,7 @@ struct fan_call {
 	struct error error;
 	uint64_t took_ns; /* out, and for whoever traces it: */
 	uint64_t bytes;	  /* that the node was to move */
+	bool over;	  /* out, while others are still under way */
 };
 /* Calls all of them at once and waits for all; at the first failure the others are cancelled and it is returned, with the node's
  * name before its words. Bodies are freed by fan_fini(). */
@@ -245,6 +248,7 @@ struct node_state {
 	bool lost;     /* left out from here on, whatever becomes of it */
 	bool joined;   /* holds copies that the plan did not name */
 	bool keeps;    /* what a successor needs */
+	bool slow;     /* it writes far less than the others do: nothing is given to it if another can have it */
 };
 
 struct csave {
@@ -271,7 +275,7 @@ struct csave {
 	struct error run_error;	       /* of the itinerary: when it is stopped, that of the call that was cut short */
 	struct block_report *reports;  /* one per block of the plan */
 	struct node_state *nodes;      /* one per node of the recipe, once it is planned */
-	unsigned n_lost;	       /* nodes of these */
+	unsigned n_lost, n_slow;       /* nodes of these */
 	bool resumed;		       /* taken over from a coordinator that is gone */
 	bool short_of_copies;	       /* fewer than R holders are to be had: staged comes with durable */
 	struct publishing *publishing; /* publish.c's */
@@ -376,6 +380,15 @@ int save_publish_begin(struct csave *save, uint64_t deadline_ns, struct error *e
 int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t deadline_ns, struct error *e);
 int save_publish_end(struct csave *save, uint64_t deadline_ns, struct error *e);
 void publishing_free(struct publishing *publishing); /* accepts NULL */
+
+/* ---- watch.c: while packs are being written, a slow node's are taken back ---- */
+
+/*
+ * Has @calls made, G_UPLOADs of @save, and meanwhile looks how far the nodes are. What is given up ends as an answer that says so, and its
+ * node counts as slow. @may_move[i]: others could write the pack of call i. Else as fan_survive().
+ */
+int watch_uploads(struct csave *save, struct fan_call *calls, const bool *may_move, size_t n, uint64_t deadline_ns,
+		  struct error *e);
 
 /* ---- through.c ------------------------------------------------------------------------------------------------------------- */
 

@@ -396,6 +396,7 @@ struct msave *msave_new(struct mgroup *group, struct view bundle, uint64_t step,
 	list_init(&save->link);
 	list_init(&save->group_link);
 	list_init(&save->offers);
+	list_init(&save->packings);
 	waitplace_init(&save->changed);
 	turn_init(&save->turn, 0);
 	save->step = step;

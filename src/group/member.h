@@ -95,7 +95,8 @@ struct msave {
 	size_t n_extras;
 	struct buf kept; /* a G_KEEP's body without its lists; those are in: */
 	struct kept_lists *kept_lists;
-	uint64_t kept_slot; /* the number that its coordinator opened; 0: none yet */
+	struct list packings; /* holder.c's: packs that are being written here */
+	uint64_t kept_slot;   /* the number that its coordinator opened; 0: none yet */
 	struct waitplace changed;
 	struct error error; /* why it failed */
 };

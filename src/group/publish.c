@@ -2,8 +2,8 @@
  * group/publish.c: from staged to durable: the slot, the packs, and the version that names them.
  *
  * Equal blocks of one save are stored once (content deduplication, design §6); holes are recorded and not stored. Each pack is
- * written by the node that the plan named, whole, before the root says that it exists. In rounds: what a lost node had not written
- * is dealt out to others that hold it. Blocks that the parent has are not written again where bundle/share.h says so.
+ * written by the node that the plan named, whole, before the root says that it exists. In rounds: what a lost or slow node had not
+ * written is dealt out to others that hold it. Blocks that the parent has are not written again where bundle/share.h says so.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -194,19 +194,45 @@ static int share(struct csave *save, const struct version *version, struct draft
 	return r;
 }
 
-/* The planned uploader; when it is lost, or was not made a holder, the holder that has been dealt the least. */
+/* Whom a slow node's part is given to: with a way to the store that is not known to be slow. */
+static bool is_brisk(const struct csave *save, uint32_t node)
+{
+	return !save->nodes[node].slow && !save->nodes[node].lost && save->recipe->plan_nodes[node].store_rate;
+}
+
+/* The planned uploader; when it is lost, slow, or was not made a holder, the brisk holder that has been dealt the least; or any. */
 static uint32_t pick_uploader(const struct csave *save, const struct drafts *drafts, size_t b)
 {
 	const struct block_report *report = &save->reports[b];
 	uint32_t planned = save->recipe->plan.blocks[b].uploader, best = report->holders[0];
+	bool holds = false;
 
 	for (uint32_t i = 0; i < report->n_holders; i++) {
-		if (report->holders[i] == planned)
-			return planned;
-		if (drafts->dealt[report->holders[i]] < drafts->dealt[best])
-			best = report->holders[i];
+		uint32_t node = report->holders[i];
+		bool brisk = is_brisk(save, node), best_brisk = is_brisk(save, best);
+
+		holds |= node == planned;
+		if (brisk > best_brisk || (brisk == best_brisk && drafts->dealt[node] < drafts->dealt[best]))
+			best = node;
 	}
-	return best;
+	return holds && (is_brisk(save, planned) || !is_brisk(save, best)) ? planned : best;
+}
+
+/* Could others write most of what the pack has? The rest is then written anew by the node that is slow. */
+static bool may_move(const struct csave *save, const struct version *version, const struct pack_draft *pack)
+{
+	uint64_t movable = 0, bytes = 0;
+
+	for (size_t i = 0; i < pack->n; i++) {
+		const struct block_report *report = &save->reports[pack->blocks[i]];
+		bool others = false;
+
+		for (uint32_t k = 0; !others && k < report->n_holders; k++)
+			others = report->holders[k] != pack->node && is_brisk(save, report->holders[k]);
+		bytes += version->blocks[pack->blocks[i]].bytes;
+		movable += others ? version->blocks[pack->blocks[i]].bytes : 0;
+	}
+	return 2 * movable > bytes;
 }
 
 /* Deals the blocks that wait out to new packs. */
@@ -427,11 +453,20 @@ static int encode_upload(const struct csave *save, const struct version *version
 	return r;
 }
 
-/* What a lost node had to write waits again. */
+/* What a lost or slow node had to write waits again. */
 static void take_back(struct drafts *drafts, const struct pack_draft *pack)
 {
 	for (size_t i = 0; i < pack->n; i++)
 		drafts->pack[pack->blocks[i]] = 0;
+}
+
+static int note_written(const struct fan_call *call, struct pack_draft *pack)
+{
+	struct msg_g_pace_reply reply = { 0 };
+	int r = call->result ? 0 : msg_g_pace_reply_decode(view_buf(&call->answer), &reply);
+
+	pack->written = !r && !call->result && !reply.given_up;
+	return r;
 }
 
 static int upload_round(struct csave *save, struct version *version, struct drafts *drafts, uint64_t deadline_ns,
@@ -440,11 +475,13 @@ static int upload_round(struct csave *save, struct version *version, struct draf
 	int r = deal_out(save, version, drafts);
 	size_t n = drafts->n - drafts->n_before;
 	struct pack_draft *packs = drafts->packs + drafts->n_before;
+	_cleanup_(cleanup_mem) bool *movable = calloc(n + 1, sizeof(*movable));
 	struct fan_call *calls = fan_new(n);
 
-	if (!calls)
-		return -ENOMEM;
+	if (!calls || !movable)
+		r = -ENOMEM;
 	for (size_t i = 0; !r && i < n; i++) {
+		movable[i] = may_move(save, version, &packs[i]);
 		calls[i].node = save->recipe->nodes[packs[i].node];
 		calls[i].index = packs[i].node;
 		calls[i].bytes = packs[i].bytes;
@@ -455,11 +492,11 @@ static int upload_round(struct csave *save, struct version *version, struct draf
 			r = encode_upload(save, version, &packs[i], &calls[i].body);
 	}
 	if (!r)
-		r = fan_survive(save->group->groups, MSG_G_UPLOAD, calls, n, deadline_ns, e);
+		r = watch_uploads(save, calls, movable, n, deadline_ns, e);
 	trace_calls(save, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++) {
-		packs[i].written = !calls[i].result;
+		r = note_written(&calls[i], &packs[i]);
 		if (!packs[i].written)
 			take_back(drafts, &packs[i]);
 	}
@@ -493,7 +530,7 @@ static int check_waiting(struct csave *save, const struct drafts *drafts, struct
 	return 0;
 }
 
-/* Each round loses a node or is the last. */
+/* Each round loses a node, finds one to be slow, or is the last. */
 static int upload(struct csave *save, struct version *version, struct drafts *drafts, uint64_t deadline_ns,
 		  struct error *e)
 {

@@ -38,6 +38,8 @@ static int collect_stats(const struct csave *save, struct list_buf *stats)
 	if (!r)
 		r = add_stat(stats, "diverged_blocks", save->diverged_blocks);
 	if (!r)
+		r = add_stat(stats, "slow_nodes", save->n_slow);
+	if (!r)
 		r = add_stat(stats, "plan_reused", save->remembered);
 	if (!r)
 		r = add_stat(stats, "upload_planned_ns", recipe->plan.bound.planned_ns);

@@ -265,6 +265,16 @@ void trace_reports(struct csave *save, const struct fan_call *calls, size_t n)
 	}
 }
 
+/* In the words, until it fails. */
+void trace_slow(struct csave *save, const char *node)
+{
+	struct trace *trace = save->trace;
+	size_t len = trace ? strlen(trace->words) : 0;
+
+	if (trace && len + strlen(node) + 16 < sizeof(trace->words))
+		snprintf(trace->words + len, sizeof(trace->words) - len, "%s%s", len ? ", " : "slow: node ", node);
+}
+
 /* The last rank's node alone is a hop: that is whom the others waited for. */
 void trace_offered(struct csave *save, uint32_t rank)
 {

@@ -54,6 +54,7 @@ void trace_offered(struct csave *save, uint32_t rank);	 /* so far the last to of
 void trace_at(struct csave *save, enum station station); /* leaves the one before */
 /* What @node did there: so long, so many bytes, @rank the last one to be done. */
 void trace_hop(struct csave *save, const char *node, uint64_t took_ns, uint64_t bytes, uint32_t rank);
+void trace_slow(struct csave *save, const char *node); /* it was far behind the others */
 struct fan_call;
 void trace_calls(struct csave *save, const struct fan_call *calls,
 		 size_t n); /* a hop each; bytes as the calls have them */

@@ -209,6 +209,7 @@ int crowd_save(struct crowd_rank *rank, const char *bundle, uint64_t step, const
 	}
 	for (int stage = 0; stage < CORE_STAGES; stage++)
 		core_future_forget(&stages[stage]);
+	rank->stats = *core_save_stats(save);
 	core_save_drop(save);
 	client_stir(&rank->client);
 	return r;

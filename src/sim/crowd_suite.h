@@ -37,7 +37,8 @@ struct crowd_rank {
 	struct env *env;
 	struct client client;
 	struct core_group *group;
-	int result; /* of live() */
+	int result;		 /* of live() */
+	struct core_stats stats; /* of its last save */
 };
 
 struct crowd_job {

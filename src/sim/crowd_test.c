@@ -263,6 +263,175 @@ static void a_rank_that_never_offers_is_named(void **state)
 	crowd_play(3, 1, 4 * MIB, absent_story);
 }
 
+/* ---- a node that is slow ---- */
+
+enum { SLOW_RANKS = 3, SLOW_PART = 16 * MIB };
+#define BRISK_RATE UINT64_C(8000000) /* bytes per s of each node's way to the store: a part in 2.1 s */
+#define LAZY_RATE  (BRISK_RATE / 20) /* 42 s */
+#define BRISK_NS   (6 * NS_PER_S)    /* 2.1 s, in which it is found out; then others write half of its part each */
+#define LAZY_NS	   (40 * NS_PER_S)
+#define TIRED_RATE (BRISK_RATE / 10) /* the pieces that are being written when it ends last 1.3 s */
+
+static struct laziness {
+	uint32_t copies;
+	bool lazy[SLOW_RANKS];	/* nodes */
+	bool briefly;		/* just the first pieces */
+	uint64_t part;		/* bytes of a rank */
+	uint64_t took_ns, slow; /* out: from captured on; how many nodes were named */
+	bool begun;
+} laziness;
+
+static uint64_t stat_of(const struct core_stats *stats, const char *name)
+{
+	for (size_t i = 0; i < stats->n; i++)
+		if (!strcmp(stats->stats[i].name, name))
+			return stats->stats[i].value;
+	fail_msg("no figure %s", name);
+	return 0;
+}
+
+static int save_and_look(struct crowd_rank *rank)
+{
+	const uint64_t part = laziness.part;
+	uint8_t *bytes = must_alloc(part), *again = must_alloc(part);
+	const struct crowd_item item = { "parts", SLOW_RANKS * part, rank->number * part, part, bytes };
+	const struct core_save_options options = { .copies = laziness.copies };
+	uint64_t version;
+
+	noise(bytes, part, rank->number + 1);
+	int r = crowd_save(rank, "slow", 1, &options, &item, 1, NULL);
+	laziness.took_ns = stat_of(&rank->stats, "durable_ns") - stat_of(&rank->stats, "captured_ns");
+	laziness.slow = stat_of(&rank->stats, "slow_nodes");
+	if (!r)
+		r = crowd_open(rank, "slow", true, &version);
+	if (!r)
+		r = crowd_load(rank, version, true, &item, 1, again);
+	assert_memory_equal(again, bytes, part);
+	free(bytes);
+	free(again);
+	return r;
+}
+
+static void note_first_pack(enum point point)
+{
+	laziness.begun |= point == POINT_PACK_BEGUN;
+}
+
+static bool has_begun(struct crowd *crowd)
+{
+	return laziness.begun;
+}
+
+static void set_rates(struct crowd *crowd, bool all_brisk)
+{
+	for (unsigned i = 0; i < SLOW_RANKS; i++)
+		sim_env(crowd->nodes[i].env)->file_rate = !laziness.lazy[i] || all_brisk ? BRISK_RATE :
+							  laziness.briefly		 ? TIRED_RATE :
+											   LAZY_RATE;
+}
+
+static int wake_up(void *arg)
+{
+	struct crowd *crowd = arg;
+
+	assert_true(crowd_until(crowd, has_begun, CROWD_WAIT_MS));
+	set_rates(crowd, true);
+	return 0;
+}
+
+static int lazy_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "slow", "0", SLOW_RANKS, .live = save_and_look };
+	struct nursery nursery;
+
+	nursery_init(&nursery, crowd->world->loop);
+	set_rates(crowd, false);
+	point_listen(note_first_pack);
+	if (laziness.briefly)
+		assert_int_equal(fiber_start(&nursery, "wake", wake_up, crowd), 0);
+	crowd_work(crowd, &job);
+	point_listen(NULL);
+	nursery_fini(&nursery);
+	return 0;
+}
+
+static void play_lazily(struct laziness how)
+{
+	for (uint64_t seed = 1; seed <= 2; seed++) {
+		laziness = how;
+		laziness.part = laziness.part ? laziness.part : SLOW_PART;
+		crowd_play(seed, SLOW_RANKS, 96 * MIB, lazy_story);
+	}
+}
+
+static void what_a_slow_node_has_to_write_is_written_by_others(void **state)
+{
+	play_lazily((struct laziness){ .copies = 2, .lazy = { [1] = true } });
+	assert_in_range(laziness.took_ns, 0, BRISK_NS);
+	assert_int_equal(laziness.slow, 1);
+	play_lazily((struct laziness){ .copies = 2, .lazy = { [0] = true } }); /* it has the index, too */
+	assert_in_range(laziness.took_ns, 0, BRISK_NS);
+	assert_int_equal(laziness.slow, 1);
+}
+
+static void a_slow_node_whose_blocks_nobody_else_has_is_waited_for(void **state)
+{
+	play_lazily((struct laziness){ .copies = 1, .lazy = { [1] = true } });
+	assert_in_range(laziness.took_ns, LAZY_NS, 2 * LAZY_NS);
+	assert_int_equal(laziness.slow, 1);
+}
+
+static void a_store_that_is_slow_makes_no_node_slow(void **state)
+{
+	play_lazily((struct laziness){ .copies = 2, .lazy = { true, true, true } });
+	assert_in_range(laziness.took_ns, LAZY_NS, 2 * LAZY_NS);
+	assert_int_equal(laziness.slow, 0);
+}
+
+static void a_node_that_is_slow_for_a_second_is_not_named(void **state)
+{
+	play_lazily(
+		(struct laziness){ .copies = 2, .lazy = { [1] = true }, .briefly = true, .part = SLOW_PART / 2 * 3 });
+	assert_in_range(laziness.took_ns, 3 * NS_PER_S, BRISK_NS);
+	assert_int_equal(laziness.slow, 0);
+}
+
+/* ---- a node that sends slowly ---- */
+
+enum { REPLICAS = 2, REPLICA_BYTES = 32 * MIB };
+#define SENDING_RATE UINT64_C(1000000) /* bytes per s: half of the replica in 17 s */
+#define SENT_NS	     (8 * NS_PER_S)    /* it is given 3 s, and a moment to stop; all others need 50 ms */
+
+static int save_replicas(struct crowd_rank *rank)
+{
+	uint8_t *bytes = must_alloc(REPLICA_BYTES);
+	const struct crowd_item item = { "replica", REPLICA_BYTES, 0, REPLICA_BYTES, bytes };
+	const struct core_save_options options = { .copies = 3 };
+
+	noise(bytes, REPLICA_BYTES, 1);
+	int r = crowd_save(rank, "sent", 1, &options, &item, 1, NULL);
+	laziness.took_ns = stat_of(&rank->stats, "staged_ns") - stat_of(&rank->stats, "captured_ns");
+	free(bytes);
+	return r;
+}
+
+static int sending_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "sent", "0", REPLICAS, .first_node = 1, .live = save_replicas };
+
+	sim_env(crowd->nodes[1].env)->rate_bytes_per_s = SENDING_RATE;
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+static void a_copy_that_its_source_sends_slowly_comes_from_another(void **state)
+{
+	for (uint64_t seed = 1; seed <= 3; seed++) {
+		crowd_play(seed, 3, 96 * MIB, sending_story);
+		assert_in_range(laziness.took_ns, 0, SENT_NS);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -271,6 +440,11 @@ int main(void)
 		cmocka_unit_test(groups_never_wait_for_each_others_room_in_a_circle),
 		cmocka_unit_test(a_rank_that_never_offers_is_named),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
+		cmocka_unit_test(what_a_slow_node_has_to_write_is_written_by_others),
+		cmocka_unit_test(a_slow_node_whose_blocks_nobody_else_has_is_waited_for),
+		cmocka_unit_test(a_store_that_is_slow_makes_no_node_slow),
+		cmocka_unit_test(a_node_that_is_slow_for_a_second_is_not_named),
+		cmocka_unit_test(a_copy_that_its_source_sends_slowly_comes_from_another),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

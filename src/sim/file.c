@@ -342,6 +342,11 @@ static int begin(struct sim_env *e, struct disk *disk, uint64_t bytes, uint64_t 
 		return -ESHUTDOWN;
 	disk->free_ns = (disk->free_ns > w->now_ns ? disk->free_ns : w->now_ns) + bytes * NS_PER_S / DISK_RATE;
 	uint64_t at_ns = disk->free_ns + world_random(w, most_ns);
+	if (e->file_rate) {
+		e->file_free_ns =
+			(e->file_free_ns > w->now_ns ? e->file_free_ns : w->now_ns) + bytes * NS_PER_S / e->file_rate;
+		at_ns = e->file_free_ns > at_ns ? e->file_free_ns : at_ns;
+	}
 	if (fault_here(e, FAULT_SLOW, what, path))
 		at_ns += world_random(w, SLOW_NS);
 	(void)fiber_sleep_until(at_ns); /* workers are never cancelled */

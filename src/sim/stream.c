@@ -158,14 +158,13 @@ static void bulk_moved(struct bulk_op *op, const uint8_t *p, const uint8_t *byte
 
 /* ---- flight ---- */
 
-/* When @len bytes that are sent now leave both NICs. */
+/* When @len bytes that are sent now leave both NICs. What a slow sender has still to send takes no time of the receiver's. */
 static uint64_t wire_ns(struct sim_env *from, struct sim_env *to, size_t len)
 {
 	uint64_t now_ns = from->world->now_ns, begin_ns = now_ns > from->out_free_ns ? now_ns : from->out_free_ns;
 
 	from->out_free_ns = begin_ns + len * NS_PER_S / from->rate_bytes_per_s;
-	to->in_free_ns =
-		(begin_ns > to->in_free_ns ? begin_ns : to->in_free_ns) + len * NS_PER_S / to->rate_bytes_per_s;
+	to->in_free_ns = (now_ns > to->in_free_ns ? now_ns : to->in_free_ns) + len * NS_PER_S / to->rate_bytes_per_s;
 	return from->out_free_ns > to->in_free_ns ? from->out_free_ns : to->in_free_ns;
 }
 

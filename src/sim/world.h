@@ -94,13 +94,14 @@ struct sim_env {
 	bool dead;
 	uint32_t uid;		   /* may be set: as peers on unix streams see it; 1000 at first */
 	uint64_t rate_bytes_per_s; /* may be set: of its NIC, each direction; 1 GB/s at first */
-	unsigned open;		   /* streams, files, directories and arenas that it has not given back */
+	uint64_t file_rate; /* may be set: bytes per s of its files, shared disks' too; 0: as fast as the disk is */
+	unsigned open;	    /* streams, files, directories and arenas that it has not given back */
 	/* The rest is the world's own. */
 	struct list link;
 	char name[SIM_NAME_BYTES];
 	bool silent; /* as a dead machine is, until its successor answers with resets */
 	int32_t pid;
-	uint64_t dice, out_free_ns, in_free_ns;
+	uint64_t dice, out_free_ns, in_free_ns, file_free_ns;
 	struct disk *disk;
 	struct nursery workers;
 	unsigned n_workers;

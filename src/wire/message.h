@@ -59,7 +59,7 @@
 	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                          \
 	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
 	X(73, G_COPY)  /* msg_g_copy -> msg_numbers: the blocks that came */                 \
-	X(74, G_UPLOAD) /* msg_g_upload -> empty */                                          \
+	X(74, G_UPLOAD) /* msg_g_upload -> msg_g_pace_reply */                               \
 	X(75, G_STAGE) /* msg_g_stage -> empty */                                            \
 	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */ \
 	X(77, G_ASK)   /* msg_g_ask -> msg_g_end; -ENOENT. To the coordinator: how is the save */ \
@@ -70,6 +70,7 @@
 	X(84, G_WAVE)  /* msg_g_wave -> empty. From the coordinator: room for some blocks of a save that goes through */ \
 	X(85, G_RELEASE) /* msg_g_wave -> empty: they are stored, and take no room any more */ \
 	X(88, G_STAGED) /* msg_g_staged -> msg_g_staged_reply; -ENOENT. To the coordinator: the newest save that is staged */ \
+	X(89, G_PACE)  /* msg_g_pace -> msg_g_pace_reply. From the coordinator: how far are the packs; give them up */ \
 	X(96, G_TRACE) /* msg_g_trace -> msg_trace_reply: what the node coordinates, or did */
 
 /* clang-format on */
@@ -233,15 +234,21 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled) F(u64, bytes) F(u32, last_rank) /* captured there; the last rank to be done */
 #define MSG_save_id(F)	       F(u64, save_id) F(u64, epoch)
-#define ELEM_g_copy(F)	       F(u32, block) F(digest, digest) F(u32, bytes) F(u32, crc) F(u32, from)
+#define ELEM_g_copy(F)	       F(u32, block) F(digest, digest) F(u32, bytes) F(u32, crc) F(u32, from) F(u32, other)
 #define ELEM_name(F)	       F(str, name)
-/* from: index into nodes. A node that the plan did not name learns here of which save it holds copies. */
+/* from: index into nodes; other: 1 + that of a node to ask if the first is slow, or 0. A node that the plan did not name learns here of which save it holds copies. */
 #define MSG_g_copy(F)                                                                                          \
 	F(u64, save_id) F(list, nodes) F(list, blocks) F(u64, epoch) F(str, tenant) F(str, group) F(u64, incarnation) \
 	F(str, bundle) F(u64, step)
 #define MSG_numbers(F)	       F(list, numbers) /* of u32, rising */
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
 #define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks) F(u64, epoch)
+/*
+ * give_up: the packs of the save that are being written here are not wanted any more. In the answer, bytes: that the store has taken of
+ * those; given_up: to G_UPLOAD, the pack was given up and others write it.
+ */
+#define MSG_g_pace(F)	       F(u64, save_id) F(u64, epoch) F(u32, give_up)
+#define MSG_g_pace_reply(F)    F(u64, bytes) F(u32, given_up)
 #define MSG_g_stage(F)                                                                                                   \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(str, bundle) F(u64, step) F(u32, stage)      \
 	F(u32, code) F(str, words) F(u64, version) F(list, stats) F(u64, epoch)
@@ -297,7 +304,7 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave)
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave) X(g_pace) X(g_pace_reply)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
