@@ -3,7 +3,8 @@
     writer = ForebayWriter(group, "ckpt/llama", step=1200, copies=2)
     answer = dcp.async_save(state_dict, storage_writer=writer, planner=writer.planner, process_group=saves)
     answer.staging_completion.result()      # captured: buffers may change
-    answer.upload_completion.result()       # durable: writer.save.version is published
+    answer.upload_completion.result()       # durable on all ranks
+    writer.save.durable.wait()              # this rank knows it, too: writer.save.version is the number
 
     dcp.load(state_dict, storage_reader=ForebayReader(group, "ckpt/llama", "latest"))
 

@@ -445,7 +445,7 @@ def test_versions_carry_what_they_were_saved_with(fb, group, bundle):
     entries = fb.versions(bundle)
     assert [(e.number, e.step, e.items, e.bytes) for e in entries] == [(first, 1, 1, 1), (first + 1, 9, 1, 1)]
     assert entries[1].attributes == version.attributes
-    assert fb.list(bundle) == [(bundle, 2, first + 1)] and fb.list("no/such") == []
+    assert fb.list(bundle) == [(bundle, 2, first + 1, 0, 0)] and fb.list("no/such") == []
 
 
 def test_items_come_in_pages_by_name(fb, group, bundle):

@@ -89,12 +89,15 @@ class Rank:
         writer = self.writer("ranks/state", 1)
         dcp.save(state, storage_writer=writer, planner=writer.planner)
         # A23: wherever save has returned, every rank finds the version.
-        self.found["seen"] = [writer.save.version, self.group.session.open("ranks/state", "latest").number]
+        latest = self.group.session.open("ranks/state", "latest").number
+        writer.save.durable.wait()  # DCP told this rank; its own daemon may be about to
+        self.found["seen"] = [writer.save.version, latest]
 
         writer = self.writer("ranks/state", 2, copies=2, same_structure=True)
         answer = dcp.async_save(state, storage_writer=writer, process_group=self.saves)
         answer.staging_completion.result()
         answer.upload_completion.result()
+        writer.save.durable.wait()
         self.found["async"] = writer.save.version
 
         writer = self.writer("ranks/objects", 1)
