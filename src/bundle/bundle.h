@@ -148,8 +148,6 @@ int version_delete(struct bundles *bundles, struct view tenant, struct view bund
  */
 int bundle_retain(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t keep_last,
 		  uint64_t keep_every, uint64_t deadline_ns, struct error *e);
-int bundle_rule(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t *ret_last,
-		uint64_t *ret_every, uint64_t deadline_ns, struct error *e); /* both 0: there is none */
 
 /* ---- collection ---- */
 struct collect_counts {

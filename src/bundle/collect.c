@@ -171,8 +171,11 @@ static int fold(struct collecting *c, const struct scan *scan)
 {
 	size_t n = 0;
 
-	if (scan->floor_found > scan->row.floor) /* whoever put it died before the row said so */
-		return index_floor(c, scan->floor_found, NULL) < 0 ? c->e->code : COLLECT_AGAIN;
+	if (scan->floor_found > scan->row.floor) { /* whoever put it died before the row said so */
+		int r = index_floor(c, scan->floor_found, NULL);
+
+		return r < 0 ? r : COLLECT_AGAIN;
+	}
 	while (n < scan->n_folded && scan->folded[n] < scan->lowest)
 		n++;
 	if (scan->lowest <= scan->row.floor || n < (c->thorough ? 1 : FOLD_MIN))

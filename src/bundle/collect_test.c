@@ -317,6 +317,17 @@ static int retain(struct shelf *shelf, uint64_t last, uint64_t every, struct err
 	return bundle_retain(shelf->bundles, tenant(), view_str(bundle), last, every, deadline(shelf), e);
 }
 
+static void expect_rule(struct shelf *shelf, uint64_t last, uint64_t every)
+{
+	const struct place at = place();
+	struct row_bundle row;
+	struct error e;
+
+	EXPECT_CALL(row_read_bundle(shelf->bundles, &at, &row, deadline(shelf), &e), 0, &e);
+	EXPECT_INT(row.keep_last, last);
+	EXPECT_INT(row.keep_every, every);
+}
+
 static void expect_numbers(struct shelf *shelf, const char *want)
 {
 	struct version_entry *versions = NULL;
@@ -342,7 +353,6 @@ static void a_rule_keeps_the_last_each_kth_and_what_is_labelled_or_read(struct s
 									struct error *e)
 {
 	struct version *version = NULL;
-	uint64_t last, every;
 
 	EXPECT_CALL(retain(shelf, 3, 5, e), -ENOENT, e);
 	for (uint64_t seed = 1; seed <= 12; seed++)
@@ -353,8 +363,7 @@ static void a_rule_keeps_the_last_each_kth_and_what_is_labelled_or_read(struct s
 	EXPECT_CALL(retain(shelf, 0, 5, e), -EINVAL, e);
 	bundles_stop(shelf->bundles); /* no background: what is applied is seen here */
 	EXPECT_CALL(retain(shelf, 3, 5, e), 0, e);
-	EXPECT_CALL(bundle_rule(other->bundles, tenant(), view_str(bundle), &last, &every, deadline(shelf), e), 0, e);
-	EXPECT(last == 3 && every == 5);
+	expect_rule(other, 3, 5);
 	EXPECT_INT(collect(shelf).rule_versions, 6);
 	expect_numbers(other, "2 5 7 10 11 12");
 	version_put(version);
@@ -382,17 +391,14 @@ static void a_rule_is_applied_after_each_publication(struct shelf *shelf, struct
 static void the_highest_rule_is_in_force_after_a_rebuild_too(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	struct rebuild_counts counts;
-	uint64_t last, every;
 
 	shelf_save(shelf, bundle, 1);
 	EXPECT_CALL(retain(shelf, 9, 0, e), 0, e);
 	EXPECT_CALL(retain(other, 4, 7, e), 0, e);
 	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), 0, e);
-	EXPECT_CALL(bundle_rule(other->bundles, tenant(), view_str(bundle), &last, &every, deadline(shelf), e), 0, e);
-	EXPECT(last == 4 && every == 7);
+	expect_rule(other, 4, 7);
 	EXPECT_CALL(retain(shelf, 5, 0, e), 0, e);
-	EXPECT_CALL(bundle_rule(other->bundles, tenant(), view_str(bundle), &last, &every, deadline(shelf), e), 0, e);
-	EXPECT(last == 5 && every == 0);
+	expect_rule(other, 5, 0);
 }
 
 static void announce_rule(struct shelf *shelf, uint64_t k)
@@ -412,23 +418,20 @@ static void a_rule_cut_at_any_step_is_in_force_or_never_was(struct shelf *shelf,
 	const struct rec_rule rec = { .tenant = tenant(), .bundle = view_str(bundle), .keep_last = 8 };
 	const struct record_head head = { .kind = RECORD_RULE, .number = 3, .save_id = 77 };
 	struct place at = place();
-	uint64_t last, every;
 	char key[KEY_BYTES];
 
 	shelf_save(shelf, bundle, 1);
 	EXPECT_CALL(retain(shelf, 9, 0, e), 0, e);
 	announce_rule(shelf, 2); /* its object never comes */
 	EXPECT_CALL(retain(other, 6, 0, e), 0, e);
-	EXPECT_CALL(bundle_rule(shelf->bundles, tenant(), view_str(bundle), &last, &every, deadline(shelf), e), 0, e);
-	EXPECT_INT(last, 6);
+	expect_rule(shelf, 6, 0);
 	announce_rule(shelf, 3); /* its object is there */
 	rule_key(&at, 3, key);
 	EXPECT_INT(rec_rule_encode(&rec, &body), 0);
 	EXPECT_CALL(object_put(shelf->bundles, key, &head, view_buf(&body), true, deadline(shelf), e), 0, e);
 	look_around(other);
 	EXPECT(opens(other, "1")); /* mends it */
-	EXPECT_CALL(bundle_rule(shelf->bundles, tenant(), view_str(bundle), &last, &every, deadline(shelf), e), 0, e);
-	EXPECT_INT(last, 8);
+	expect_rule(shelf, 8, 0);
 }
 
 /* ---- collection ---- */

@@ -138,46 +138,48 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
 		 uint64_t deadline_ns, struct error *e)
 {
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		int r = mark_dying(bundles, place, number, mark, deadline_ns, e);
+	int r = META_CONFLICT;
 
-		if (r != META_CONFLICT)
-			return r;
-		r = change_pause(bundles, i);
-		if (r)
-			return r;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = mark_dying(bundles, place, number, mark, deadline_ns, e);
 	}
-	return change_failed(e, place);
+	return r;
+}
+
+/* META_CONFLICT */
+static int try_unmark(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+		      uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(change_fini) struct change change = { 0 };
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	const struct row_key key = version_row_key(place, number);
+	struct row_version row;
+	int r = change_begin(bundles, place, NULL, &change, deadline_ns, e);
+
+	if (!r)
+		r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
+	if (r || row.state != ROW_DYING || row.mark != mark)
+		return r < 0 ? r : 0;
+	row.state = ROW_LIVE;
+	row.mark = 0;
+	r = change_put_version(&change, &key, &row);
+	return r ? r : change_commit(&change, deadline_ns, e);
 }
 
 /* Takes the mark back if it still is ours. The slot's row stays: whoever mends sees that all is well, and removes it. */
 static int unmark(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
 		  uint64_t deadline_ns, struct error *e)
 {
-	const struct row_key key = version_row_key(place, number);
+	int r = META_CONFLICT;
 
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		_cleanup_(change_fini) struct change change = { 0 };
-		_cleanup_(buf_fini) struct buf bytes = { 0 };
-		struct row_version row;
-		int r = change_begin(bundles, place, NULL, &change, deadline_ns, e);
-
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
 		if (!r)
-			r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
-		if (r || row.state != ROW_DYING || row.mark != mark)
-			return r < 0 ? r : 0;
-		row.state = ROW_LIVE;
-		row.mark = 0;
-		r = change_put_version(&change, &key, &row);
-		if (!r)
-			r = change_commit(&change, deadline_ns, e);
-		if (r != META_CONFLICT)
-			return r;
-		r = change_pause(bundles, i);
-		if (r)
-			return r;
+			r = try_unmark(bundles, place, number, mark, deadline_ns, e);
 	}
-	return change_failed(e, place);
+	return r;
 }
 
 /* Nobody reads it, or not any more after a short while. */

@@ -145,16 +145,14 @@ static int try_index(struct bundles *bundles, const struct place *place, uint64_
 int index_version(struct bundles *bundles, const struct place *place, uint64_t number, bool settled,
 		  enum root_state *ret, uint64_t deadline_ns, struct error *e)
 {
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		int r = try_index(bundles, place, number, settled, ret, deadline_ns, e);
+	int r = META_CONFLICT;
 
-		if (r != META_CONFLICT)
-			return r;
-		r = change_pause(bundles, i);
-		if (r)
-			return r;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = try_index(bundles, place, number, settled, ret, deadline_ns, e);
 	}
-	return change_failed(e, place);
+	return r;
 }
 
 struct mending {

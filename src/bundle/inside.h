@@ -193,8 +193,12 @@ int change_begin(struct bundles *bundles, const struct place *place, const struc
 /* 0; META_CONFLICT: begin again; -ERR_ESTALEEPOCH: the fence's record has changed. The change is over either way. */
 int change_commit(struct change *change, uint64_t deadline_ns, struct error *e);
 void change_fini(struct change *change);
-int change_pause(struct bundles *bundles, int tries);	       /* waits a little before the next try; 0, -ECANCELED */
-int change_failed(struct error *e, const struct place *place); /* -EAGAIN: CHANGE_TRIES_MAX were not enough */
+int change_pause(struct bundles *bundles, int tries); /* waits a little before the next try; 0, -ECANCELED */
+/*
+ * Whether to begin once more, before each try of a change, the first being number 0: 0, after a pause for all but that one; -EAGAIN:
+ * CHANGE_TRIES_MAX were not enough; -ECANCELED.
+ */
+int change_again(struct bundles *bundles, const struct place *place, int tries, struct error *e);
 
 /* Encodes a row and adds its put to the change. */
 int change_put_version(struct change *change, const struct row_key *key, const struct row_version *row);

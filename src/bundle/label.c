@@ -111,13 +111,14 @@ static int try_apply(struct bundles *bundles, const struct place *place, struct 
 int label_apply(struct bundles *bundles, const struct place *place, struct view label, uint64_t deadline_ns,
 		struct error *e)
 {
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		int r = try_apply(bundles, place, label, deadline_ns, e);
+	int r = META_CONFLICT;
 
-		if (r != META_CONFLICT)
-			return r;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = try_apply(bundles, place, label, deadline_ns, e);
 	}
-	return change_failed(e, place);
+	return r;
 }
 
 static uint64_t random_id(struct bundles *bundles)
@@ -173,21 +174,21 @@ int label_rebuild(struct bundles *bundles, const struct place *place, struct vie
 	struct row_label row = { .move = moves[n - 1] };
 	int r = find_counting(bundles, place, label, moves, n, &row.number, deadline_ns, e);
 
-	for (int i = 0; !r && i < CHANGE_TRIES_MAX; i++) {
+	r = r ? r : META_CONFLICT;
+	for (int i = 0; r == META_CONFLICT; i++) {
 		_cleanup_(change_fini) struct change change = { 0 };
 
-		r = change_begin(bundles, place, NULL, &change, deadline_ns, e);
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = change_begin(bundles, place, NULL, &change, deadline_ns, e);
 		if (!r)
 			r = change_put_label(&change, &key, &row);
 		if (!r)
 			r = change_commit(&change, deadline_ns, e);
-		if (!r) {
-			*ret_set = row.number != 0;
-			return 0;
-		}
-		r = r == META_CONFLICT ? 0 : r;
 	}
-	return r ? r : change_failed(e, place);
+	if (!r)
+		*ret_set = row.number != 0;
+	return r;
 }
 
 struct move {
@@ -265,10 +266,11 @@ int label_set(struct bundles *bundles, struct view tenant, struct view bundle, s
 	if (r)
 		return r;
 	index_mend(bundles, &place, deadline_ns);
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		r = try_move(bundles, &place, &move, deadline_ns, e);
-		if (r != META_CONFLICT)
-			return r == MOVE_NOTHING ? 0 : r;
+	r = META_CONFLICT;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, &place, i, e);
+		if (!r)
+			r = try_move(bundles, &place, &move, deadline_ns, e);
 	}
-	return change_failed(e, &place);
+	return r == MOVE_NOTHING ? 0 : r;
 }

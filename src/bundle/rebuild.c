@@ -278,19 +278,21 @@ static int take_label_key(struct rebuild *r, struct view rest)
 /* Before the numbers: nothing below the floor is indexed, and no number below it is given any more. */
 static int set_floor(struct rebuild *r)
 {
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		_cleanup_(change_fini) struct change change = { 0 };
-		int failed = change_begin(r->bundles, &r->place, NULL, &change, r->deadline_ns, r->e);
+	int failed = META_CONFLICT;
 
+	for (int i = 0; failed == META_CONFLICT; i++) {
+		_cleanup_(change_fini) struct change change = { 0 };
+
+		failed = change_again(r->bundles, &r->place, i, r->e);
+		if (!failed)
+			failed = change_begin(r->bundles, &r->place, NULL, &change, r->deadline_ns, r->e);
 		if (failed)
 			return failed;
 		change.row.floor = r->floor;
 		change.row.last = change.row.last < r->floor - 1 ? r->floor - 1 : change.row.last;
 		failed = change_commit(&change, r->deadline_ns, r->e);
-		if (failed != META_CONFLICT)
-			return failed;
 	}
-	return change_failed(r->e, &r->place);
+	return failed;
 }
 
 static int take_floor_key(struct rebuild *r, struct view digits)

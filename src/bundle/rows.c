@@ -138,8 +138,10 @@ int change_pause(struct bundles *bundles, int tries)
 	return fiber_sleep_until(env_in_ms(bundles->env, dice % (most + 1)));
 }
 
-int change_failed(struct error *e, const struct place *place)
+int change_again(struct bundles *bundles, const struct place *place, int tries, struct error *e)
 {
+	if (tries < CHANGE_TRIES_MAX)
+		return tries ? change_pause(bundles, tries - 1) : 0;
 	return error_set(e, -EAGAIN, "others change bundle %.*s all the time", (int)place->bundle.len,
 			 (const char *)place->bundle.ptr);
 }

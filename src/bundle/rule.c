@@ -93,15 +93,13 @@ int rule_take(struct bundles *bundles, const struct place *place, uint64_t k, ui
 
 	if (r)
 		return r == ROW_ABSENT ? 0 : r;
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		r = try_take(bundles, place, &rule, deadline_ns, e);
-		if (r != META_CONFLICT)
-			return r;
-		r = change_pause(bundles, i);
-		if (r)
-			return r;
+	r = META_CONFLICT;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = try_take(bundles, place, &rule, deadline_ns, e);
 	}
-	return change_failed(e, place);
+	return r;
 }
 
 /* Which k is to be put next: announced by now, by us or by somebody before us. META_CONFLICT. */
@@ -157,33 +155,14 @@ int bundle_retain(struct bundles *bundles, struct view tenant, struct view bundl
 		return error_set(e, -EINVAL, "a rule keeps at least the last version: each %" PRIu64 "th alone is none",
 				 keep_every);
 	bundles->env->ops->random(bundles->env, &rule.id, sizeof(rule.id));
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		r = try_set(bundles, &place, &rule, deadline_ns, e);
-		if (r != META_CONFLICT) {
-			bundles_stir(bundles, &place);
-			return r;
-		}
-		r = change_pause(bundles, i);
-		if (r)
-			return r;
+	r = META_CONFLICT;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, &place, i, e);
+		if (!r)
+			r = try_set(bundles, &place, &rule, deadline_ns, e);
 	}
-	return change_failed(e, &place);
-}
-
-int bundle_rule(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t *ret_last,
-		uint64_t *ret_every, uint64_t deadline_ns, struct error *e)
-{
-	struct row_bundle row;
-	struct place place;
-	int r = place_init(tenant, bundle, &place, e);
-
-	if (!r)
-		r = row_read_bundle(bundles, &place, &row, deadline_ns, e);
-	if (r < 0)
-		return r;
-	*ret_last = row.keep_last;
-	*ret_every = row.keep_every;
-	return 0;
+	bundles_stir(bundles, &place);
+	return r;
 }
 
 /* ---- applying ---- */
@@ -234,12 +213,23 @@ static int take_labelled(void *arg, struct view key, struct view value)
 	return row.number ? numbers_add(numbers, row.number) : 0;
 }
 
+static int by_number(const void *a, const void *b)
+{
+	const uint64_t *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+static void numbers_sort(struct numbers *numbers)
+{
+	if (numbers->n)
+		qsort(numbers->all, numbers->n, sizeof(*numbers->all), by_number);
+}
+
+/* Of sorted ones. */
 static bool has(const struct numbers *numbers, uint64_t number)
 {
-	for (size_t i = 0; i < numbers->n; i++)
-		if (numbers->all[i] == number)
-			return true;
-	return false;
+	return numbers->n && bsearch(&number, numbers->all, numbers->n, sizeof(number), by_number);
 }
 
 static int read_numbers(struct bundles *bundles, const struct place *place, char kind, rows_fn each,
@@ -267,6 +257,7 @@ int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret
 	r = read_numbers(bundles, place, 'v', take_live, &live, deadline_ns, e);
 	if (!r)
 		r = read_numbers(bundles, place, 'l', take_labelled, &labelled, deadline_ns, e);
+	numbers_sort(&labelled);
 	for (size_t i = 0; !r && i + row.keep_last < live.n && deleted < RULE_DELETES_MAX; i++) {
 		uint64_t number = live.all[i];
 

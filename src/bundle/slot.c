@@ -121,16 +121,14 @@ static int try_record(struct bundles *bundles, const struct place *place, struct
 static int record_slot(struct bundles *bundles, const struct place *place, struct slot *slot, const struct fence *fence,
 		       uint64_t deadline_ns, struct error *e)
 {
-	for (int i = 0; i < CHANGE_TRIES_MAX; i++) {
-		int r = try_record(bundles, place, slot, fence, deadline_ns, e);
+	int r = META_CONFLICT;
 
-		if (r != META_CONFLICT)
-			return r;
-		r = change_pause(bundles, i);
-		if (r)
-			return r;
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = try_record(bundles, place, slot, fence, deadline_ns, e);
 	}
-	return change_failed(e, place);
+	return r;
 }
 
 int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
