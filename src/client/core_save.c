@@ -269,6 +269,8 @@ static void on_offered(struct request *request, const struct error *e, struct vi
 	save->asked = false;
 	if (e) {
 		save->cancel_due = false; /* the daemon knows of no such save */
+		if (e->code == -ENOMEM)	  /* maybe nor does the part of it that would tell the other ranks */
+			tell_abandoned(save);
 		save_fail(save, e, false);
 		save_settle(save);
 		return;
@@ -285,8 +287,10 @@ static void on_offered(struct request *request, const struct error *e, struct vi
 		save_fail(save, &failure, false);
 	} else if (m.need_items) {
 		save->whole = true;
-		if (send_offer(save, &failure))
+		if (send_offer(save, &failure)) {
+			tell_abandoned(save);
 			save_fail(save, &failure, false);
+		}
 	}
 	save_settle(save);
 }

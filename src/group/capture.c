@@ -510,7 +510,7 @@ int group_filled(struct rank *rank, const struct msg_filled *filled, struct erro
 	if (!r && save->state == SAVE_CAPTURING)
 		r = accept_filled(&filling);
 	if (r) /* what it refused stays outstanding: this capture does not end well any more */
-		tell_failed(rank, view_str(save->bundle), save->step, r, e->code ? e->text : error_meaning(r));
+		tell_failed(save->group, view_str(save->bundle), save->step, r, e->code ? e->text : error_meaning(r));
 	else
 		offer->outstanding -= filling.n < offer->outstanding ? filling.n : offer->outstanding;
 	if (!outstanding(save))

@@ -32,7 +32,7 @@ static void refuse_offer(struct msave *save, int code, const char *words)
 		const struct moffer *offer = list_entry(node, struct moffer, link);
 
 		if (offer->rank) {
-			tell_failed(offer->rank, view_str(save->bundle), save->step, code, words);
+			tell_failed(save->group, view_str(save->bundle), save->step, code, words);
 			break;
 		}
 	}

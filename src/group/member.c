@@ -341,14 +341,12 @@ static int seek_coordinator(struct msave *save)
 static void fail_incomplete(struct msave *save)
 {
 	_cleanup_(buf_fini) struct buf names = { 0 };
-	const struct rank *some = NULL;
 	struct error e = { 0 };
 	unsigned missing = 0;
 
 	list_each(node, &save->group->ranks) {
 		struct rank *rank = list_entry(node, struct rank, link);
 
-		some = rank;
 		if (!msave_offer_of(save, rank) && missing++ < NAMED_MAX)
 			(void)buf_printf(&names, "%srank %u", missing > 1 ? ", " : "", rank->number);
 	}
@@ -356,8 +354,7 @@ static void fail_incomplete(struct msave *save)
 		&e, -ERR_ERANK, "step %" PRIu64 " of %.128s: %u of %u ranks on node %s did not offer in time: %.*s%s",
 		save->step, save->bundle, missing, mgroup_ranks_due(save->group), cluster_node(save->groups->cluster),
 		(int)names.len, names.ptr, missing > NAMED_MAX ? ", ..." : "");
-	if (some)
-		tell_failed(some, view_str(save->bundle), save->step, e.code, e.text);
+	tell_failed(save->group, view_str(save->bundle), save->step, e.code, e.text);
 	msave_fail(save, e.code, e.text);
 }
 
@@ -559,8 +556,10 @@ static int send_offer(void *arg)
 		r = offer_once(save, false, &need, &e);
 	if (!r && need)
 		r = offer_once(save, true, &need, &e);
-	if (r)
+	if (r) {
+		tell_failed(save->group, view_str(save->bundle), save->step, r, e.code ? e.text : error_meaning(r));
 		msave_fail(save, r, e.code ? e.text : error_meaning(r));
+	}
 	return 0;
 }
 
@@ -597,9 +596,8 @@ static int add_offer(struct msave *save, struct rank *rank, uint64_t client_save
 	return 0;
 }
 
-void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int code, const char *words)
+void tell_failed(const struct mgroup *group, struct view bundle, uint64_t step, int code, const char *words)
 {
-	const struct mgroup *group = rank->group;
 	struct buf body = { 0 };
 	struct msg_g_stage fail = { .tenant = view_str(group->tenant),
 				    .group = view_str(group->name),
@@ -622,9 +620,34 @@ static int fail_differing(struct msave *save, const struct rank *rank, struct er
 	int r = error_set(&words, -ERR_EMISMATCH, "rank %u: copies, policy, hint or parent differ from another rank's",
 			  rank->number);
 
-	tell_failed(rank, view_str(save->bundle), save->step, r, words.text);
+	tell_failed(save->group, view_str(save->bundle), save->step, r, words.text);
 	msave_fail(save, r, words.text);
 	return error_set(e, r, "%s", words.text);
+}
+
+/* A rank of which there is no offer: no stage could tell it, and the others, here and elsewhere, would wait for it. */
+static int fail_unoffered(struct msave *save, const struct rank *rank, int r, struct error *e)
+{
+	struct error words = { 0 };
+
+	(void)error_set(&words, r, "the offer of rank %u: %s", rank->number, error_meaning(r));
+	tell_failed(save->group, view_str(save->bundle), save->step, r, words.text);
+	msave_fail(save, r, words.text);
+	return error_set(e, r, "%s", words.text);
+}
+
+/* All ranks of this node have offered. */
+static void begin_offer(struct msave *save)
+{
+	save->sent = true;
+	wake_all(&save->changed);
+	save->refs++;
+	int r = fiber_start(&save->groups->flows, "offer", send_offer, save);
+	if (!r)
+		return;
+	tell_failed(save->group, view_str(save->bundle), save->step, r, error_meaning(r));
+	msave_fail(save, r, error_meaning(r));
+	msave_put(save);
 }
 
 static int join_save(struct rank *rank, const struct msg_save *from, struct structure *structure, struct error *e)
@@ -659,16 +682,10 @@ static int join_save(struct rank *rank, const struct msg_save *from, struct stru
 	}
 	if (!r)
 		r = add_offer(save, rank, from->save, structure);
-	if (!r && save->n_offers >= mgroup_ranks_due(group)) {
-		save->sent = true;
-		wake_all(&save->changed);
-		save->refs++;
-		r = fiber_start(&group->groups->flows, "offer", send_offer, save);
-		if (r)
-			msave_put(save);
-	}
 	if (r)
-		msave_fail(save, r, error_meaning(r));
+		return fail_unoffered(save, rank, r, e);
+	if (save->n_offers >= mgroup_ranks_due(group))
+		begin_offer(save);
 	return 0; /* a failure comes as a stage, to every rank alike */
 }
 
@@ -816,7 +833,7 @@ void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
 
 	snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
 	steps_fail(&rank->group->refused, bundle, step, -ECANCELED, words);
-	tell_failed(rank, bundle, step, -ECANCELED, words);
+	tell_failed(rank->group, bundle, step, -ECANCELED, words);
 	if (save)
 		msave_fail(save, -ECANCELED, words);
 }
@@ -839,7 +856,7 @@ void group_cancel(struct rank *rank, uint64_t number)
 		else if (!save->sent)
 			group_abandon(rank, view_str(save->bundle), save->step);
 		else if (save->state < SAVE_CAPTURED)
-			tell_failed(rank, view_str(save->bundle), save->step, -ECANCELED, words);
+			tell_failed(save->group, view_str(save->bundle), save->step, -ECANCELED, words);
 		return;
 	}
 }

@@ -116,8 +116,8 @@ void msave_adopt(struct msave *save, const char *node, uint64_t epoch);
 void msave_fail(struct msave *save, int code, const char *words);
 /* Lets go of an ended save once no rank can touch its spans. */
 void msave_settled(struct msave *save);
-/* Because of @rank: the coordinator fails the save on all ranks, those that offered and those that will. */
-void tell_failed(const struct rank *rank, struct view bundle, uint64_t step, int code, const char *words);
+/* Because of a rank of this node: the coordinator fails the save on all ranks, those that offered and those that will. */
+void tell_failed(const struct mgroup *group, struct view bundle, uint64_t step, int code, const char *words);
 struct moffer *msave_offer_of(struct msave *save, const struct rank *rank);
 
 /* The checked contents of a block of this save are known: indexes it, or takes the pool's equal block instead. */

@@ -64,7 +64,8 @@ static size_t list_nodes(const struct csave *save, struct fan_call *calls)
 	const struct recipe *recipe = save->recipe;
 	size_t n = 0;
 
-	for (size_t node = 0; recipe->n_nodes && recipe->plan.node_receive_bytes && node < recipe->n_nodes; node++)
+	bool planned = save->nodes && recipe->plan.node_receive_bytes;
+	for (size_t node = 0; planned && node < recipe->n_nodes; node++)
 		if (save_takes_part(save, node) && !save->nodes[node].lost)
 			calls[n].index = node, calls[n++].node = recipe->nodes[node];
 	if (n)
