@@ -19,7 +19,7 @@ menu:
 	@echo 'make sim SEEDS=2000  simulate so many seeds; SEED=17 TRACE=1 replays one as a story'
 	@echo 'make fuzz            fuzz every decoder for SECONDS=30 each; TARGET=frame for one'
 	@echo 'make bench           build and run the benches; BENCH=hash for one'
-	@echo 'make kth             let one allocation, file or socket call of a daemon or command fail, RUNS=200 times'
+	@echo 'make kth             let one allocation, file or socket call fail: each in a simulated history, RUNS=200 in real processes'
 	@echo 'make crash-disk      cut IMAGES=10000 images of a crashed disk from a record, open each, miss nothing'
 	@echo 'make lint            arrows, sizes, banned calls, format; DEEP=1 adds clang-tidy and cppcheck'
 	@echo 'make fmt             apply .clang-format; DIR=src/wire to one folder'
@@ -74,6 +74,7 @@ bench: build
 	@tools/bench $(BENCH)
 
 kth: build
+	build/forebay-sim --kth all $(if $(SAMPLE),--sample $(SAMPLE) $(if $(SEED),--seed $(SEED)))
 	FOREBAY_BUILD=$(CURDIR)/build PYTHONPATH=python:test .venv/bin/python test/kth.py $(or $(RUNS),200) $(SEED)
 
 crash-disk: build

@@ -98,6 +98,7 @@ static struct disk *disk_new(struct world *w, const char *name, bool shared)
 {
 	struct disk *disk = must_alloc(sizeof(*disk));
 
+	SPARED;
 	disk->name = strdup(name);
 	disk->shared = shared;
 	list_init(&disk->inodes);
@@ -135,6 +136,7 @@ void world_share(struct world *w, const char *prefix)
 /* Sets @name to @inode in @dir, unsynced. */
 static void entry_set(struct sim_env *e, struct inode *dir, struct view name, struct inode *inode, uint64_t deed)
 {
+	SPARED;
 	struct entry *entry = map_get(&dir->entries, name);
 
 	if (!entry) {
@@ -201,6 +203,8 @@ static int make_dirs(struct sim_env *e, struct disk *disk, struct inode *dir, co
 
 static void write_bytes(struct sim_env *e, struct inode *inode, uint64_t offset, const void *p, size_t len)
 {
+	SPARED;
+
 	if (!len)
 		return;
 	if (offset + len > inode->now.len)
@@ -211,6 +215,7 @@ static void write_bytes(struct sim_env *e, struct inode *inode, uint64_t offset,
 
 static void bytes_copy(struct buf *to, const struct buf *from)
 {
+	SPARED;
 	to->len = 0;
 	CHECK(buf_append(to, from->ptr, from->len) == 0);
 }
@@ -350,6 +355,8 @@ static int begin(struct sim_env *e, struct disk *disk, uint64_t bytes, uint64_t 
 	if (fault_here(e, FAULT_SLOW, what, path))
 		at_ns += world_random(w, SLOW_NS);
 	(void)fiber_sleep_until(at_ns); /* workers are never cancelled */
+	if (!e->dead && strike_here(STRIKE_FILE))
+		return fault == FAULT_NO_SPACE ? -ENOSPC : -EIO;
 	return e->dead ? -ESHUTDOWN : failure(e, fault, what, path);
 }
 
@@ -421,6 +428,8 @@ static int op_dir_open(struct env *env, const char *path, bool create, struct di
 
 	if (e->dead)
 		return error_set(err, -ESHUTDOWN, "%s is shut down", e->name);
+	if (strike_here(STRIKE_FILE))
+		return error_set(err, -EIO, "%s: %s", path, error_meaning(-EIO));
 	int r = create ? make_dirs(e, disk, disk->root, path, &at.inode) : walk(disk->root, path, &at);
 	if (!r)
 		r = !at.inode ? -ENOENT : at.inode->is_dir ? 0 : -ENOTDIR;
@@ -524,6 +533,15 @@ static int by_name(const void *a, const void *b)
 	return view_compare(map_key(*(struct map_slot *const *)a), map_key(*(struct map_slot *const *)b));
 }
 
+static char *dup_name(const struct map_slot *slot)
+{
+	SPARED;
+	char *name = view_dup(map_key(slot));
+
+	CHECK(name);
+	return name;
+}
+
 static int op_list(struct dir *d, const char *path, int (*each)(void *arg, const char *name, bool is_dir), void *arg)
 {
 	struct call c = enter(d, "list", path, CALL_NS, FAULT_READ_EIO);
@@ -540,7 +558,7 @@ static int op_list(struct dir *d, const char *path, int (*each)(void *arg, const
 			slots[n++] = slot;
 	qsort(slots, n, sizeof(struct map_slot *), by_name);
 	for (size_t i = 0, stopped = 0; i < n && !stopped; i++) {
-		char *name = view_dup(map_key(slots[i]));
+		char *name = dup_name(slots[i]);
 
 		stopped = each(arg, name, ((struct entry *)map_value(slots[i]))->now->is_dir) != 0;
 		free(name);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/list.h"
+#include "sim/strike.h"
 #include "sim/world.h"
 
 #define NS_PER_US UINT64_C(1000)

@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "sim/history_suite.h"
+#include "sim/kth_suite.h"
 
 #define AGAIN_EVERY   10
 #define COMPLETE_FROM 200 /* seeds: with so many everything must have been reached */
@@ -53,7 +54,9 @@ static const struct argp_option option_table[] = {
 	{ "trace", 't', NULL, 0, "Print the story of one seed", 0 },
 	{ 0 },
 };
-static const struct argp argp = { option_table, parse_option, NULL, "Simulates Forebay.", NULL, NULL, NULL };
+static const struct argp argp = {
+	option_table, parse_option, NULL, "Simulates Forebay. With --kth first: see --kth --help.", NULL, NULL, NULL
+};
 
 /* Job numbers below @seeds are first runs, the others second ones. Ends the process. */
 static void run_child(const struct options *o, struct outcome *table, uint64_t job)
@@ -182,6 +185,8 @@ int main(int argc, char **argv)
 	struct options o = { .seeds = 200 };
 	struct outcome own = { 0 };
 
+	if (argc > 1 && strcmp(argv[1], "--kth") == 0)
+		return kth_main(argc - 1, argv + 1);
 	if (argp_parse(&argp, argc, argv, 0, NULL, &o))
 		return 2;
 	o.seeds = o.one ? 1 : o.seeds;

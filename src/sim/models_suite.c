@@ -85,6 +85,7 @@ static bool has_prefix(const struct model_records *records, struct record **at, 
 
 static int put(struct model_records *records, struct view key, struct view value)
 {
+	SPARED;
 	struct record *record = find(records, key);
 	size_t at = place(records, key, false);
 
@@ -125,7 +126,7 @@ static int act(struct env *env, const char *what, const char *where, int (*effec
 	struct sim_env *sim = sim_env(env);
 	int r = pass(env, DELAY_MAX_NS);
 
-	if (!r && fault_here(sim, FAULT_WRITE_EIO, what, where))
+	if (!r && (strike_here(STRIKE_FILE) || fault_here(sim, FAULT_WRITE_EIO, what, where)))
 		r = -EIO;
 	if (!r)
 		r = effect(arg);
@@ -364,6 +365,7 @@ static int meta_txn(struct model_records *records, struct meta_req *req)
 
 static uint64_t *lease_end(struct model_meta *model, struct view key)
 {
+	SPARED;
 	uint64_t *end = map_get(&model->ends, key);
 
 	if (!end) {

@@ -83,6 +83,7 @@ static const char *peer_name(const struct stream *s)
 
 static void arm(struct stream *s, struct timer *timer, uint64_t at_ns)
 {
+	SPARED;
 	CHECK(timer_arm(s->world->loop, timer, at_ns) == 0);
 }
 
@@ -412,6 +413,7 @@ static void call_ready(struct task *task)
 
 static struct stream *stream_new(struct sim_env *e, const char *address, const struct stream_events *events)
 {
+	SPARED;
 	struct stream *s = must_alloc(sizeof(*s));
 	struct list *heads[] = { &s->backlog, &s->pending,   &s->flying,   &s->arrived,
 				 &s->arenas,  &s->bulk_send, &s->bulk_recv };
@@ -470,6 +472,8 @@ static int op_listen(struct env *env, const char *address, const struct stream_e
 		snprintf(chosen, sizeof(chosen), "%.*s%" PRIu64, len - 1, address, FIRST_PORT + ++e->world->serial);
 	else
 		snprintf(chosen, sizeof(chosen), "%s", address);
+	if (strike_here(STRIKE_SOCKET))
+		return error_set(err, -EMFILE, "%s: %s", chosen, error_meaning(-EMFILE));
 	struct stream *there = find_listener(e->world, chosen);
 	if (there && !there->env->dead)
 		return error_set(err, -EADDRINUSE, "%s: %s listens there", chosen, there->env->name);
@@ -517,6 +521,8 @@ static int op_connect(struct env *env, const char *address, const struct stream_
 	CHECK(!in_job());
 	if (e->dead || !is_address(address))
 		return e->dead ? -ESHUTDOWN : -EINVAL;
+	if (strike_here(STRIKE_SOCKET))
+		return -EMFILE;
 	struct stream *s = stream_new(e, address, events);
 	s->status = -EINPROGRESS;
 	s->connect_since_ns = e->world->now_ns;
@@ -541,11 +547,13 @@ static int enter(const struct stream *s)
 static int op_accept(struct stream *l, const struct stream_events *events, struct stream **ret)
 {
 	int r = enter(l);
-	struct list *node = r ? NULL : list_pop(&l->backlog);
 
 	CHECK(l->listening);
-	if (!node)
+	if (r || list_empty(&l->backlog))
 		return r ? r : -EAGAIN;
+	if (strike_here(STRIKE_SOCKET))
+		return -EMFILE;
+	struct list *node = list_pop(&l->backlog);
 	struct stream *s = list_entry(node, struct stream, pending);
 	s->events = *events;
 	s->env->open++;
@@ -562,6 +570,18 @@ static int op_status(struct stream *s)
 	return r ? r : s->status;
 }
 
+/* 0, or the connection is broken from here on, on both ends. */
+static int strike(struct stream *s)
+{
+	if (s->status || !s->peer || !strike_here(STRIKE_SOCKET))
+		return 0;
+	world_tell(s->world, &s->env->env, "s%" PRIu64 " breaks", s->id);
+	cut(s->peer);
+	s->ended = true;
+	stream_fail(s, -ECONNRESET);
+	return -ECONNRESET;
+}
+
 static size_t split_here(struct stream *s, const char *what, size_t len)
 {
 	return len > 1 && fault_here(s->env, FAULT_SPLIT, what, peer_name(s)) ? 1 + world_random(s->world, len - 1) :
@@ -573,7 +593,7 @@ static ssize_t op_recv(struct stream *s, void *p, size_t len)
 	int r = enter(s);
 
 	CHECK(!s->listening && list_empty(&s->bulk_recv));
-	if (r || !len)
+	if (r || !len || (r = strike(s)))
 		return r;
 	size_t n = list_empty(&s->arrived) ? 0 : take(s, p, split_here(s, "recv from", len));
 	if (!n)
@@ -592,6 +612,9 @@ static ssize_t op_send(struct stream *s, const struct iovec *iov, int n, const s
 		len += iov[i].iov_len;
 	if (r || s->status < 0 || !len)
 		return r ? r : s->status == -EINPROGRESS ? -EAGAIN : s->status;
+	r = strike(s);
+	if (r)
+		return r;
 	size_t room = send_room(s);
 	if (!room || cut_here(s, "send to"))
 		return -EAGAIN;
@@ -619,6 +642,8 @@ static void op_bulk(struct bulk_op *op)
 	CHECK(!s->listening && op->span_len <= BULK_CHUNK_BYTES);
 	op->progress = 0;
 	op->crc = 0;
+	if (!r)
+		(void)strike(s);
 	list_append(op->send ? &s->bulk_send : &s->bulk_recv, &op->link);
 	if (r || (is_broken(s) && (op->send || list_empty(&s->arrived)))) {
 		bulk_finish(s, op, r ? r : s->status);
@@ -647,6 +672,8 @@ static int op_peer_watch(struct stream *s, void (*gone)(void *arg), void *arg)
 	if (r || s->tcp || !s->peer)
 		return r ? r : -ENOTSUP;
 	CHECK(!s->gone);
+	if (strike_here(STRIKE_SOCKET))
+		return -EMFILE;
 	s->gone = gone;
 	s->gone_arg = arg;
 	if (s->peer->env->dead)

@@ -31,6 +31,7 @@ const char *const fault_texts[FAULTS] = {
 
 void *must_alloc(size_t size)
 {
+	SPARED;
 	void *p = calloc(1, size ? size : 1);
 
 	CHECK(p);
@@ -342,6 +343,7 @@ static int work(void *arg)
 
 static int op_offload(struct env *env, struct job *job)
 {
+	SPARED;
 	struct sim_env *e = sim_env(env);
 
 	CHECK(!in_job());
@@ -381,7 +383,7 @@ static int op_arena_new(struct env *env, size_t size, bool shared_read, struct a
 
 	if (e->dead)
 		return error_set(err, -ESHUTDOWN, "%s is shut down", e->name);
-	if (fault_here(e, FAULT_NO_MEMORY, "arena", ""))
+	if (strike_here(STRIKE_MEMORY) || fault_here(e, FAULT_NO_MEMORY, "arena", ""))
 		return error_set(err, -ENOMEM, "no memory for an arena of %zu bytes", size);
 
 	struct sim_arena *a = must_alloc(sizeof(*a));
