@@ -15,7 +15,7 @@ import pytest
 import job
 import sick
 import training
-from training import BUNDLE, KEEP, Checker, Training
+from training import BUNDLE, KEEP, Checker, TorchTraining, Training
 
 NODES, RANKS = 3, 3
 LONG = bool(os.environ.get("FOREBAY_LONG"))
@@ -75,10 +75,10 @@ def live_round(training, dice):
     return dead, f"{', '.join(victims)}; away {away_s:.1f} s; {(training.runs - runs) // RANKS} runs"
 
 
-def live(folder, seed, rounds, lane=""):
+def live(folder, seed, rounds, lane="", job_of=Training):
     """So many rounds on a cluster of its own. The last words are its figures."""
     began = time.monotonic()
-    with job.Cluster(folder / f"kill{lane}", NODES) as cluster, Training(cluster, RANKS) as training:
+    with job.Cluster(folder / f"kill{lane}", NODES) as cluster, job_of(cluster, RANKS) as training:
         checker = Checker(training)
         retain(training)
         for number in range(rounds):
@@ -107,6 +107,12 @@ def test_what_is_durable_survives_any_kill(tmp_path):
         lanes = [pool.submit(live, tmp_path, SEED + lane, ROUNDS // LANES, lane) for lane in range(LANES)]
         for lane in lanes:
             print(lane.result(), flush=True)
+
+
+if LONG:
+
+    def test_what_torch_saved_survives_any_kill(tmp_path):
+        print("\n" + live(tmp_path, SEED, 10, "torch", TorchTraining))
 
 
 def test_a_successor_numbers_versions_in_the_order_of_steps(tmp_path):

@@ -15,6 +15,7 @@ LONG = bool(os.environ.get("FOREBAY_LONG"))
 SAVES = int(os.environ.get("FOREBAY_SAVES") or (500 if LONG else 200))
 KILL_EVERY = 25
 FROM = 100  # growth is judged from this save on
+POOL = 16 * job.MIB  # small, so that it is full of cache when growth begins to be judged
 SLOPE_MAX = 1024  # bytes a save
 NOISE = 512 << 10  # of two samples, which the short form has not enough of to even out
 
@@ -63,7 +64,7 @@ def test_slope_of_a_line():
 
 def test_nothing_grows(tmp_path):
     began = time.monotonic()
-    with job.Cluster(tmp_path / "soak", NODES) as cluster, Training(cluster, RANKS) as training:
+    with job.Cluster(tmp_path / "soak", NODES, pool=POOL) as cluster, Training(cluster, RANKS) as training:
         checker = Checker(training, KEEP)
         training.wait_for(1)
         cluster.forebay("retain", BUNDLE, "--last", KEEP)

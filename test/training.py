@@ -6,11 +6,10 @@ the store and the daemons. Each fault that it finds is an AssertionError in word
 import collections
 import json
 import os
-import random
 import re
 import signal
 import subprocess
-import threading
+import sys
 from pathlib import Path
 
 import forebay
@@ -32,6 +31,8 @@ class Training:
         self.cluster, self.size, self.bundle = cluster, ranks, bundle
         self.folder = cluster.folder / bundle.replace("/", "-")
         self.folder.mkdir()
+        for rank in range(ranks):
+            (self.folder / f"rank-{rank}").touch()
         self.env = {**os.environ, **env}
         self.ranks = [None] * ranks
         self.read_bytes = [0] * ranks
@@ -62,10 +63,12 @@ class Training:
             parts += ["--- listed", self.cluster.run("ls", "-r").stdout]
         return "\n".join(parts)
 
+    def _command(self, rank):
+        return [job.BUILD / "trainer", "train", self.folder, self.cluster.socket(rank % self.cluster.nodes), self.bundle, rank, self.size]
+
     def _start(self, rank):
-        words = ["train", self.folder, self.cluster.socket(rank % self.cluster.nodes), self.bundle, rank, self.size]
         with open(self.folder / f"rank-{rank}", "ab") as out:
-            self.ranks[rank] = subprocess.Popen([job.BUILD / "trainer", *map(str, words)], stdin=subprocess.DEVNULL, stdout=out, env=self.env)
+            self.ranks[rank] = subprocess.Popen(list(map(str, self._command(rank))), stdin=subprocess.DEVNULL, stdout=out, env=self.env)
 
     def tend(self):
         """Starts ranks that are not there, and hears what all have said."""
@@ -124,6 +127,12 @@ class Training:
 
         job.until(begun, lambda: f"a new run begins: {self.last}\n{self.cluster.logs()}", limit_s)
 
+    def check_bytes(self, number, step):
+        """The version has the bytes of its step."""
+        words = ["check", self.folder, self.cluster.socket(number % self.cluster.nodes), self.bundle, number, self.size]
+        done = subprocess.run([job.BUILD / "trainer", *map(str, words)], capture_output=True, text=True, timeout=job.LIMIT_S)
+        assert done.returncode == 0 and f"right {number} {step}\n" in done.stdout, f"version {number}: {done.stdout}"
+
     def pause(self):
         """Until no rank has a session, and no daemon a save."""
         (self.folder / "pause").touch()
@@ -137,6 +146,37 @@ class Training:
     def go_on(self):
         self.paused.clear()
         (self.folder / "pause").unlink(missing_ok=True)
+
+
+class TorchTraining(Training):
+    """A job of trainer_torch.py's ranks: when one ends, all do, and the next run begins."""
+
+    run = 0
+
+    def tend(self):
+        self.hear()
+        if all(rank and rank.poll() is None for rank in self.ranks):
+            return
+        for rank in filter(None, self.ranks):
+            rank.kill()
+            rank.wait(job.LIMIT_S)
+        self.hear()
+        self.run, self.port = self.run + 1, job.free_port()
+        self.paused.clear()
+        for rank in range(self.size):
+            self._start(rank)
+
+    def _command(self, rank):
+        script = Path(__file__).with_name("trainer_torch.py")
+        return [sys.executable, script, self.folder, self.cluster.socket(rank % self.cluster.nodes), self.bundle, rank, self.size, self.run, self.port]
+
+    def check_bytes(self, number, step):
+        from trainer_torch import state_of  # noqa: PLC0415: torch takes seconds to load
+
+        with self.cluster.connect(number % self.cluster.nodes) as fb, fb.open(self.bundle, number) as version:
+            for rank in range(self.size):
+                for name, tensor in state_of(step, rank).items():
+                    assert version.read(name) == tensor.numpy().tobytes(), f"version {number}: {name} is not of step {step}"
 
 
 def saves(cluster):
@@ -205,9 +245,7 @@ class Checker:
 
     def _check_version(self, number, step):
         t = self.training
-        words = ["check", t.folder, self.cluster.socket(number % self.cluster.nodes), t.bundle, number, t.size]
-        done = subprocess.run([job.BUILD / "trainer", *map(str, words)], capture_output=True, text=True, timeout=job.LIMIT_S)
-        assert done.returncode == 0 and f"right {number} {step}\n" in done.stdout, f"version {number}: {done.stdout}"
+        t.check_bytes(number, step)
         verified = self.cluster.run("verify", f"{t.bundle}@{number}")
         assert verified.returncode == 0, f"verify {number}: {verified.stdout}{verified.stderr}"
 
