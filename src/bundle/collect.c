@@ -89,10 +89,8 @@ static int judge(struct collecting *c, const char *key, enum ended ended, int *r
 		return 0;
 	}
 	int r = free_object(c, key);
-	if (!r) {
-		map_remove(&bundles->condemned, view_str(key));
-		free(known);
-	}
+	if (!r) /* not @known: an operator's collection and a round may meet here, and the other one was first */
+		free(map_remove(&bundles->condemned, view_str(key)));
 	return r;
 }
 

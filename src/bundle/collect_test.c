@@ -467,6 +467,27 @@ static void what_dead_saves_left_is_swept_and_nothing_else(struct shelf *shelf, 
 	EXPECT_INT(collect(other).freed, 0);
 }
 
+static int collect_again(void *arg)
+{
+	(void)collect(arg);
+	return 0;
+}
+
+static void two_collections_meet_on_a_node(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct nursery nursery;
+
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_INT(delete_it(shelf, 1, e), 0);
+	nursery_init(&nursery, shelf->bed->env->loop);
+	for (int i = 0; i < 2; i++)
+		EXPECT_INT(fiber_start(&nursery, "collect", collect_again, shelf), 0);
+	EXPECT_INT(nursery_wait(&nursery, deadline(shelf)), 0);
+	EXPECT_INT(count_keys(shelf).packs, 2);
+	EXPECT_INT(shelf_compare(shelf, bundle, "2", 2), 0);
+}
+
 static void note_key(void *arg, const char *key)
 {
 	snprintf(arg, 512, "%s", key);
@@ -698,6 +719,7 @@ int main(void)
 		SHELF_STORY(the_highest_rule_is_in_force_after_a_rebuild_too),
 		SHELF_STORY(a_rule_cut_at_any_step_is_in_force_or_never_was),
 		SHELF_STORY(what_dead_saves_left_is_swept_and_nothing_else),
+		SHELF_STORY(two_collections_meet_on_a_node),
 		SHELF_STORY(foreign_objects_are_told_and_stay),
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
