@@ -1,7 +1,7 @@
 """`make namespaces`: daemons that are cut off, one way or both, fall silent, or are stopped; the others go on, and it heals without help.
 
 Three daemons in network namespaces (wires.py), copies=2, three ranks that save all the time. One node is cut off. The group then fails
-whole, every rank within seconds, or when a successor has ended what it had captured; what was staged becomes durable without that node; once the wires are whole the job goes on by
+whole, the ranks of the other nodes within seconds, or when a successor has ended what it had captured; what was staged becomes durable without that node; once the wires are whole the job goes on by
 itself, and all that was ever durable is there. A coordinator that was cut off or stopped, and comes back when its successor has
 finished, changes nothing. Clusters live side by side: most of the time they wait for a lease to end.
 """
@@ -79,13 +79,12 @@ def live_cut(folder, how, node, coordinator, make=wires.wires):
         training.wait_for(training.newest() + 1)
         cut = time.monotonic()
         getattr(bed.wires, how)(node)
-        deaf = {node} if bed.wires.stops else set()  # who is stopped says nothing
 
-        def all_failed():
-            return {*failed_ranks(training, lines)} | deaf == {*range(RANKS)}
+        def all_failed():  # a rank at the node itself may wait for news of what it has captured, and then hears them after healing
+            return {*failed_ranks(training, lines), node} == {*range(RANKS)}
 
         try:
-            job.until(all_failed, lambda: f"{name}: every rank fails: {training.last}", TAKEOVER_S if node == coordinator else FAIL_S)
+            job.until(all_failed, lambda: f"{name}: the other ranks fail: {training.last}", TAKEOVER_S if node == coordinator else FAIL_S)
         except AssertionError:
             if node != 0:  # without the engine what is captured waits for it, to its deadline
                 raise

@@ -25,8 +25,6 @@ def hold(command):
 
 
 class Wires:
-    stops = False
-
     def __init__(self, nodes):
         self.user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         self.nodes, self.holders = nodes, []
@@ -100,8 +98,6 @@ class Wires:
 
 class Frozen:
     """For machines that allow no namespaces: any cut is a stopped daemon."""
-
-    stops = True
 
     def __init__(self, why):
         self.why, self.cluster = why, None
