@@ -20,8 +20,8 @@ from training import BUNDLE, KEEP, Checker, TorchTraining, Training
 NODES, RANKS = 3, 3
 LONG = bool(os.environ.get("FOREBAY_LONG"))
 ROUNDS = int(os.environ.get("FOREBAY_ROUNDS") or (300 if LONG else 10))
-SEED = int(os.environ.get("FOREBAY_SEED") or (random.randrange(1 << 32) if LONG else 447))
-LANES = 3 if LONG else 2  # clusters side by side: most of the time a round waits for leases to end
+SEED = int(os.environ.get("FOREBAY_SEED") or (random.randrange(1 << 32) if LONG else 3634))
+LANES = 10 if LONG else 5  # clusters side by side: most of the time a round waits for leases to end
 MOMENT_S = 0.7  # a save takes less
 AWAY_S = 2.5
 
@@ -78,7 +78,7 @@ def live_round(training, dice):
 def live(folder, seed, rounds, lane="", job_of=Training):
     """So many rounds on a cluster of its own. The last words are its figures."""
     began = time.monotonic()
-    with job.Cluster(folder / f"kill{lane}", NODES) as cluster, job_of(cluster, RANKS) as training:
+    with job.Cluster(folder / f"kill{lane}", NODES) as cluster, job_of(cluster, RANKS, TRAINER_PACE_MS="20") as training:
         checker = Checker(training)
         retain(training)
         for number in range(rounds):
