@@ -155,7 +155,8 @@ static int from_captured(struct flight *flight, struct block *block, struct erro
 	struct block *captured = flight->captured;
 	int r = check(flight, block, captured->ptr, "the capture arena", e);
 
-	if (r == -ERR_EDAMAGED || (!r && captured->clean)) /* doubtful; or a copy too many */
+	/* doubtful; or a copy too many, unless a save has it as its own: that must be found until it is durable */
+	if (r == -ERR_EDAMAGED || (!r && captured->clean && captured->pins == 1))
 		pool_block_forget(captured);
 	return r;
 }

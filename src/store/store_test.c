@@ -323,6 +323,22 @@ static int replaced_story(struct bed *bed)
 	return 0;
 }
 
+static int held_story(struct bed *bed)
+{
+	struct block *captured = bed_block(pool(bed, 0), POOL_CAPTURE, BYTES, 1);
+	struct block_ref ref = { .digest = captured->digest, .bytes = BYTES, .crc = captured->crc };
+	struct block *block;
+	struct error e;
+
+	pool_block_set_clean(
+		captured); /* of a version that is durable; and the next save has captured the same bytes: its pin */
+	EXPECT_CALL(store_get(stores[0], &ref, NULL, 0, true, bed_deadline(bed), &block, &e), 0, &e);
+	EXPECT(block != captured && captured->indexed);
+	block_unpin(block);
+	block_unpin(captured);
+	return 0;
+}
+
 static void the_copy_takes_the_place_of_a_durable_captured_block(void **state)
 {
 	bed_run(state, replaced_story);
@@ -341,6 +357,11 @@ static int doubtful_story(struct bed *bed)
 	expect_get(bed, 0, &ref, NULL, 1);
 	block_unpin(captured);
 	return 0;
+}
+
+static void a_durable_captured_block_that_a_save_holds_stays(void **state)
+{
+	bed_run(state, held_story);
 }
 
 static void a_captured_block_that_was_written_to_is_forgotten(void **state)
@@ -734,6 +755,7 @@ int main(void)
 		TEST(a_damaged_pack_is_named_and_its_bytes_are_seen_by_nobody),
 		TEST(readers_get_a_copy_of_a_captured_block),
 		TEST(the_copy_takes_the_place_of_a_durable_captured_block),
+		TEST(a_durable_captured_block_that_a_save_holds_stays),
 		TEST(a_captured_block_that_was_written_to_is_forgotten),
 		TEST(who_wants_the_same_block_shares_one_transfer),
 		TEST(a_transfer_goes_on_while_anybody_waits_for_it),
