@@ -139,6 +139,26 @@ static struct part *remembered_part(const struct mgroup *group, const struct msg
 	return part;
 }
 
+/* No rank here offered anything of it: the node only takes copies. */
+static int begin_holder(struct groups *groups, const struct msg_g_reserve *reserve, const struct part *part,
+			const char *from, struct msave **ret, struct error *e)
+{
+	struct share *share;
+	int r = groups_share(groups, reserve->tenant, &share, e);
+
+	if (!r && part->n_blocks)
+		r = error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve->step,
+			      (int)reserve->bundle.len, (const char *)reserve->bundle.ptr);
+	if (r)
+		return r;
+	struct msave *save = msave_new_holder(groups, reserve->tenant, reserve->group, reserve->incarnation,
+					      reserve->bundle, reserve->step, from);
+	if (!save)
+		return -ENOMEM;
+	*ret = save;
+	return 0;
+}
+
 static int begin_reserve(struct msave *save, struct part **part, const struct msg_g_reserve *reserve, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf key = { 0 };
@@ -200,19 +220,10 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 		return r;
 	if (!part)
 		return msg_g_reserve_reply_encode(&need, answer);
-	if (!found && part->n_blocks)
-		return error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve.step,
-				 (int)reserve.bundle.len, reserve.bundle.ptr);
-	struct share *share;
 	if (!found)
-		r = groups_share(groups, reserve.tenant, &share, e);
+		r = begin_holder(groups, &reserve, part, from, &found, e);
 	if (r)
 		return r;
-	if (!found)
-		found = msave_new_holder(groups, reserve.tenant, reserve.group, reserve.incarnation, reserve.bundle,
-					 reserve.step, from);
-	if (!found)
-		return -ENOMEM;
 	if (reserve.epoch < found->epoch)
 		return error_set(e, -ERR_ESTALEEPOCH, "group %s has a newer coordinator, node %s", found->group->name,
 				 found->group->coordinator);

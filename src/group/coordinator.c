@@ -15,8 +15,7 @@
 #include "base/log.h"
 #include "group/inside.h"
 
-#define RENEW_MS       (LEASE_TTL_MS / 3)
-#define NAMES_IN_ERROR 8 /* missing ranks that an error lists */
+#define RENEW_MS (LEASE_TTL_MS / 3)
 
 struct cgroup *cgroup_get(struct cgroup *group)
 {

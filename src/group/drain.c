@@ -81,8 +81,7 @@ static unsigned list_left(struct groups *groups)
 		const struct msave *save = list_entry(node, struct msave, link);
 
 		if (is_held(save))
-			n += leave(save->group ? save->group->name : "", save->bundle, save->step, save->save_id,
-				   save->state);
+			n += leave(save->group->name, save->bundle, save->step, save->save_id, save->state);
 	}
 	for (struct map_slot *s = map_first(&groups->coordinated); s; s = map_next(s)) {
 		struct cgroup *group = map_value(s);

@@ -21,6 +21,8 @@
 /* Bundles whose last structure a group keeps, on either side: a job may save each step under a name of its own. */
 #define REMEMBERED_MAX 8
 
+#define NAMES_IN_ERROR 8 /* ranks that an error names */
+
 #define FAILED_MAX 64 /* saves of which a node remembers that it was told of their failure */
 
 /* How a save ended, for members that did not hear it. */

@@ -227,7 +227,6 @@ void save_rank_lost(struct cgroup *group, uint32_t rank, const char *words)
 	}
 }
 
-/* A rank cancelled it, maybe before anybody offered. Too late once all have captured: -EALREADY. */
 int save_fail(struct cgroup *group, struct view bundle, uint64_t step, int code, const char *words)
 {
 	list_each(node, &group->saves) {

@@ -1,5 +1,5 @@
 /*
- * group/save.c: a grouped save as its coordinator lives it (design §7): gather, plan, reserve, capture, copy, publish.
+ * group/save.c: a grouped save as its coordinator lives it: gather, plan, reserve, capture, copy, publish.
  *
  * save_run() is the itinerary. It runs in a fiber inside the save's own nursery, so that a lost rank, a newer run or a lost lease
  * stops it at its next wait; save_life() around it then settles: whatever happened, each rank's futures end exactly once.
@@ -50,29 +50,29 @@ uint64_t save_drain_deadline(const struct csave *save)
 
 /* ---- gather -------------------------------------------------------------------------------------------------------- */
 
-static int save_gather(struct csave *save, struct error *e)
+static int late_error(const struct csave *save, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf names = { 0 };
+	uint32_t n_ranks = save->recipe->n_ranks, missing = n_ranks - save->n_offered;
+
+	for (uint32_t i = 0, named = 0; i < n_ranks && named < NAMES_IN_ERROR; i++)
+		if (!save->offered[i])
+			(void)buf_printf(&names, "%srank %u on node %s", named++ ? ", " : "", i, save->ranks[i].node);
+	return error_set(e, -ERR_ERANK, "step %" PRIu64 " of %s: %u of %u ranks did not offer in time: %.*s%s",
+			 save->step, save->bundle, missing, n_ranks, (int)names.len, names.ptr,
+			 missing > NAMES_IN_ERROR ? ", ..." : "");
+}
+
+static int save_gather(struct csave *save, struct error *e)
+{
 	/* a node that waits for one of its ranks knows better who is late */
 	uint64_t deadline_ns = env_in_ms(save->group->groups->env, GATHER_TIMEOUT_MS + SETTLE_MS);
-	uint32_t missing = save->recipe->n_ranks - save->n_offered;
 
 	while (save->n_offered < save->recipe->n_ranks) {
 		int r = wait_at(&save->changed, deadline_ns);
 
-		if (r != -ETIMEDOUT) {
-			if (r)
-				return r;
-			continue;
-		}
-		missing = save->recipe->n_ranks - save->n_offered;
-		for (uint32_t i = 0, named = 0; i < save->recipe->n_ranks && named < 8; i++)
-			if (!save->offered[i])
-				(void)buf_printf(&names, "%srank %u on node %s", named++ ? ", " : "", i,
-						 save->ranks[i].node);
-		return error_set(e, -ERR_ERANK, "step %" PRIu64 " of %s: %u of %u ranks did not offer in time: %.*s%s",
-				 save->step, save->bundle, missing, save->recipe->n_ranks, (int)names.len, names.ptr,
-				 missing > 8 ? ", ..." : "");
+		if (r)
+			return r == -ETIMEDOUT ? late_error(save, e) : r;
 	}
 	return 0;
 }
@@ -677,10 +677,12 @@ static void save_settle(struct csave *save, int result)
 	if (result && result != -ERR_EUNINDEXED && save->slot_open)
 		result = save_give_slot_back(save, result);
 	bool overtaken = is_overtaken(save, result);
-	if (result == -ERR_EUNINDEXED)
+	if (result == -ERR_EUNINDEXED) {
 		end_durable(save);
-	else if (result)
-		save_enter(save, SAVE_FAILED), save_mark_failed(save, result);
+	} else if (result) {
+		save_enter(save, SAVE_FAILED);
+		save_mark_failed(save, result);
+	}
 	logm(result ? LOG_WARN : LOG_INFO, "save.end",
 	     "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " state=%s version=%" PRIu64 " words=\"%s\"",
 	     save->save_id, save->group->name, save->bundle, save->step, save_state_name(save->state), save->version,

@@ -67,7 +67,7 @@ static size_t list_nodes(const struct csave *save, struct fan_call *calls)
 	bool planned = save->nodes && recipe->plan.node_receive_bytes;
 	for (size_t node = 0; planned && node < recipe->n_nodes; node++)
 		if (save_takes_part(save, node) && !save->nodes[node].lost)
-			calls[n].index = node, calls[n++].node = recipe->nodes[node];
+			calls[n++] = (struct fan_call){ .index = node, .node = recipe->nodes[node] };
 	if (n)
 		return n;
 	for (uint32_t rank = 0; rank < recipe->n_ranks; rank++) {
@@ -81,7 +81,7 @@ static size_t list_nodes(const struct csave *save, struct fan_call *calls)
 	return n;
 }
 
-/* Tells those that have not answered yet: the first *@left of @calls, in which order ever. */
+/* Tells those that have not answered yet: the first *@left of @calls, in whatever order. */
 static void tell_once(struct groups *groups, struct fan_call *calls, size_t *left)
 {
 	size_t silent = 0;
