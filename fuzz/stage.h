@@ -23,13 +23,12 @@
 #include "store/store.h"
 #include "wire/message.h"
 
-#define STAGE_KEY	"the key of the stage"
-#define STAGE_NONCE	0x5a
-#define STAGE_TURNS	400 /* of the loop, for the input's requests to come to something */
-#define STAGE_STOP	100000
-#define STAGE_STREAMS	64
-#define STAGE_POOL	(1u << 20)
-#define STAGE_FRAME_MAX 65535
+#define STAGE_KEY     "the key of the stage"
+#define STAGE_NONCE   0x5a
+#define STAGE_TURNS   400 /* of the loop, for the input's requests to come to something */
+#define STAGE_STOP    100000
+#define STAGE_STREAMS 64
+#define STAGE_POOL    (1u << 20)
 
 struct stream {
 	struct stream_events events;

@@ -18,10 +18,9 @@
 #include "cli/tree.h"
 #include "cli/verbs.h"
 
-#define JOIN_MS		10000
-#define WAIT_MS		100
-#define ATTRIBUTES_MAX	64
-#define ITEMS_AT_A_TIME 256
+#define JOIN_MS	       10000
+#define WAIT_MS	       100
+#define ATTRIBUTES_MAX 64
 
 struct put {
 	struct command command;

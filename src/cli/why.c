@@ -248,8 +248,8 @@ static int say_unknown(const struct why *why, const char *what)
 
 	if (n)
 		return command_fail("%s: no node that answers knows of it; %zu did not answer", what, n);
-	return command_fail("%s: no node knows of it: coordinators remember the last %d saves or so, until they end",
-			    what, 256);
+	return command_fail("%s: no node knows of it: of saves that have ended, coordinators remember the last alone",
+			    what);
 }
 
 static int run(struct why *why)

@@ -46,7 +46,6 @@ struct forebay_session {
 	int socket, wake; /* wake: an eventfd that rouses the byte thread; -1: closed */
 	bool stopping;	  /* threads are to return */
 	bool send_broken; /* what is still to be read says why */
-	bool disconnected;
 	unsigned quiet_waiters;
 
 	/*

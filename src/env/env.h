@@ -1,5 +1,5 @@
 /*
- * env/env.h: the world behind one table (design §5, seam 1). Real: env/real.c (epoll, threads, Linux). Simulated:
+ * env/env.h: the world behind one table (docs/architecture.md, "Two worlds, one code"). Real: env/real.c (epoll, threads, Linux). Simulated:
  * sim/world.c. Everything that a node or a client does to the outside goes through its own `struct env`.
  *
  * In the simulator a killed node's env fails every call with -ESHUTDOWN and completes everything under way with it, without

@@ -215,7 +215,7 @@ static int lease_grant(struct attempt *a, struct view key, uint64_t asker, uint3
 	if (holder && holder != asker && l->batch.now_ns < lease_end(l, map_get(&l->leases, key)))
 		return lease_answer(a->req, META_HELD, holder, epoch);
 
-	/* The granter waits 1.1 of it (design §8), from now on, which is after the holder asked. */
+	/* The granter waits 1.1 of it, from now on, which is after the holder asked. */
 	int r = lease_set_end(l, key, l->batch.now_ns + ttl_ms * NS_PER_MS / 10 * 11);
 	if (r) {
 		a->req->result = error_set(&a->req->error, r, "%.*s: cannot remember one more lease: %s", (int)key.len,
