@@ -89,8 +89,7 @@ static unsigned list_left(struct groups *groups)
 		list_each(node, &group->saves) {
 			const struct csave *save = list_entry(node, struct csave, link);
 
-			if ((save->state == SAVE_CAPTURED || save->state == SAVE_STAGED) &&
-			    !msave_by_id(groups, save->save_id))
+			if (save_state_is_captured(save->state) && !msave_by_id(groups, save->save_id))
 				n += leave(group->name, save->bundle, save->step, save->save_id, save->state);
 		}
 	}

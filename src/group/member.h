@@ -1,6 +1,6 @@
 /*
  * group/member.h: a node's part in a save: what its ranks offered, the blocks that it holds for it. Shared by member.c (life),
- * capture.c (grants and what ranks report) and holder.c (hashing, copies, packs).
+ * stage.c (what is told of it), capture.c (grants and what ranks report) and holder.c (hashing, copies, packs).
  */
 #pragma once
 
@@ -114,6 +114,10 @@ struct msave *msave_held(struct groups *groups, uint64_t save_id, uint64_t epoch
 void msave_adopt(struct msave *save, const char *node, uint64_t epoch);
 /* Ends the save here: tells the ranks, wakes who waits. Its blocks go once nobody can touch them. */
 void msave_fail(struct msave *save, int code, const char *words);
+/* Tells the ranks here the state that it has come to; @from: the figures, or why it failed. */
+void msave_push_stage(struct msave *save, const struct msg_g_stage *from);
+/* Of a captured or staged one: its blocks are clean cache from now on. */
+void msave_end_durable(struct msave *save, const struct msg_g_stage *stage);
 /* Lets go of an ended save once no rank can touch its spans. */
 void msave_settled(struct msave *save);
 /* Because of a rank of this node: the coordinator fails the save on all ranks, those that offered and those that will. */
@@ -147,5 +151,6 @@ void msave_end_turn(struct msave *save); /* it has it no more, or does not wait 
 
 void capture_serve(struct groups *groups);
 void holder_serve(struct groups *groups);
+void stage_serve(struct groups *groups);
 /* msg_g_capture_reply: what is known of the blocks from @first to before @last */
 int capture_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer);

@@ -291,8 +291,8 @@ static struct csave *oldest_undurable(const struct csave *save, const char *node
 
 		if (other == save)
 			break;
-		if ((other->state == SAVE_CAPTURED || other->state == SAVE_STAGED) && !other->failed &&
-		    !other->root_due && !other->ending && holds_on(other, node))
+		if (save_state_is_captured(other->state) && !other->failed && !other->root_due && !other->ending &&
+		    holds_on(other, node))
 			return other;
 	}
 	return NULL;

@@ -661,7 +661,7 @@ static void remember_end(const struct csave *save, int result)
 /* A captured save whose coordinator was overtaken is the successor's: it goes on there, and nobody is told that it failed. */
 static bool is_overtaken(const struct csave *save, int result)
 {
-	return result == -ERR_ESTALEEPOCH && (save->state == SAVE_CAPTURED || save->state == SAVE_STAGED);
+	return result == -ERR_ESTALEEPOCH && save_state_is_captured(save->state);
 }
 
 /* Says how it ended, to everybody who still waits; gives the slot back if nothing was published. */

@@ -25,6 +25,16 @@ const char *save_state_name(enum save_state state)
 	return state < SAVE_STATES ? names[state] : "?";
 }
 
+bool save_state_is_captured(enum save_state state)
+{
+	return state == SAVE_CAPTURED || state == SAVE_STAGED;
+}
+
+bool save_state_is_over(enum save_state state)
+{
+	return state == SAVE_DURABLE || state == SAVE_FAILED;
+}
+
 bool save_state_may_move(enum save_state from, enum save_state to)
 {
 	return from < SAVE_STATES && to < SAVE_STATES && allowed[from][to];

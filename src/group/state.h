@@ -22,6 +22,8 @@ enum save_state {
 };
 
 const char *save_state_name(enum save_state state); /* "captured" */
+bool save_state_is_captured(enum save_state state); /* and not over: it is promised as far as memory goes */
+bool save_state_is_over(enum save_state state);
 bool save_state_may_move(enum save_state from, enum save_state to);
 /* Checks and makes the move; reports it to the counter hook, which the simulator sets to see what was reached. */
 void save_state_move(enum save_state *state, enum save_state to);

@@ -31,7 +31,7 @@ static bool is_of(const struct msave *save, const struct msg_g_recover *recover)
 /* The save goes on under @from, or ends here when not all had captured it. */
 static int hand_over(struct msave *save, const char *from, uint64_t epoch, struct list_buf *list)
 {
-	if (save->state == SAVE_DURABLE || save->state == SAVE_FAILED)
+	if (save_state_is_over(save->state))
 		return 0;
 	if (save->state < SAVE_CAPTURED && save->epoch == epoch)
 		return 0; /* a save of the new coordinator's own */
