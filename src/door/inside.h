@@ -119,8 +119,9 @@ int session_is_full(const struct session *session, const char *of_what, unsigned
 
 /* ---- serve.c: requests, from frame to answer ---- */
 void serve_frame(struct session *session, const struct frame_head *head, struct view body);
-/* A failed answer, from wherever. False: it could not be sent, and the session has ended. */
+/* A failed answer, from wherever. False: it could not be sent; the session has ended, or will with its connection. */
 bool serve_failure(struct session *session, const struct frame_head *head, int code, const char *words);
+int request_malformed(const struct request *request, struct error *e); /* -EPROTO */
 
 /*
  * A handler runs in a fiber of its own and may wait. It appends its answer and returns 0, or fails with a negative code and words. The

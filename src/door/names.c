@@ -12,11 +12,6 @@
 #define UNCLEAR_MAX 1000  /* keys that are told one by one; more are counted */
 #define DAMAGES_MAX 10000 /* told one by one; the last says that there are more */
 
-static int malformed(const struct request *request, struct error *e)
-{
-	return error_set(e, -EPROTO, "a malformed %s", msg_type_name(request->type));
-}
-
 static struct view tenant_of(const struct session *session)
 {
 	return view_str(session->door->tenant);
@@ -84,7 +79,7 @@ static int on_open(struct session *session, const struct request *request, struc
 	struct msg_open m;
 
 	if (msg_open_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	if (m.group && !handles_get(&session->ranks, m.group))
 		return session_lacks(session, "group", m.group, e);
 	int r = open_version(session, &m, request->deadline_ns, &version, e);
@@ -106,7 +101,7 @@ static int on_close(struct session *session, const struct request *request, stru
 	struct msg_handle m;
 
 	if (msg_handle_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	version_put(handles_remove(&session->versions, m.handle));
 	return 0;
 }
@@ -189,7 +184,7 @@ static int on_items(struct session *session, const struct request *request, stru
 	struct msg_items m;
 
 	if (msg_items_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	const struct version *version = handles_get(&session->versions, m.version);
 	if (!version)
 		return session_lacks(session, "open version", m.version, e);
@@ -275,7 +270,7 @@ static int on_list(struct session *session, const struct request *request, struc
 	int r;
 
 	if (msg_list_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	if (!m.bundle.len) {
 		r = list_bundles(session, request, &m, &bundles, &more, e);
 	} else {
@@ -303,7 +298,7 @@ static int on_label(struct session *session, const struct request *request, stru
 	struct msg_label m;
 
 	if (msg_label_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	int r = bundle_name_check(m.bundle, e);
 	if (!r)
 		r = label_name_check(m.label, e);
@@ -317,7 +312,7 @@ static int on_delete(struct session *session, const struct request *request, str
 	struct msg_delete m;
 
 	if (msg_delete_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	int r = bundle_name_check(m.bundle, e);
 	return r ? r :
 		   version_delete(session->door->options.bundles, tenant_of(session), m.bundle, m.number,
@@ -329,7 +324,7 @@ static int on_retain(struct session *session, const struct request *request, str
 	struct msg_retain m;
 
 	if (msg_retain_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	return bundle_retain(session->door->options.bundles, tenant_of(session), m.bundle, m.keep_last, m.keep_every,
 			     request->deadline_ns, e);
 }
@@ -371,7 +366,7 @@ static int on_collect(struct session *session, const struct request *request, st
 	struct msg_collect m;
 
 	if (msg_collect_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	int r = bundles_collect(session->door->options.bundles, tenant_of(session), m.bundle, request->deadline_ns,
 				add_unclear, &unclear, &found, e);
 	if (!r)
@@ -612,7 +607,7 @@ static int on_verify(struct session *session, const struct request *request, str
 	struct msg_verify m;
 
 	if (msg_verify_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	int r = bundle_name_check(m.bundle, e);
 	if (!r && !m.number)
 		r = find_latest(session, request, m.bundle, &m.number, e);
@@ -694,7 +689,7 @@ static int on_trace(struct session *session, const struct request *request, stru
 	struct msg_trace m;
 
 	if (msg_trace_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	const struct msg_g_trace ask = { .tenant = tenant_of(session),
 					 .save_id = m.save_id,
 					 .bundle = m.bundle,

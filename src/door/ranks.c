@@ -11,11 +11,6 @@
 #include "base/check.h"
 #include "door/inside.h"
 
-static int malformed(const struct request *request, struct error *e)
-{
-	return error_set(e, -EPROTO, "a malformed %s", msg_type_name(request->type));
-}
-
 /* ---- ranks ------------------------------------------------------------------------------------------------------------------ */
 
 int rank_hold(struct session *session, uint64_t handle, struct door_rank **ret, struct error *e)
@@ -80,7 +75,7 @@ static int on_join(struct session *session, const struct request *request, struc
 	struct msg_join m;
 
 	if (msg_join_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	if (session->ranks.map.n + session->n_joins >= DOOR_RANKS_MAX)
 		return session_is_full(session, "ranks", DOOR_RANKS_MAX, e);
 	session->n_joins++;
@@ -152,7 +147,7 @@ static int on_load(struct session *session, const struct request *request, struc
 		return -ENOMEM;
 	if (msg_load_decode(view_buf(&request->body), &m)) {
 		free(load);
-		return malformed(request, e);
+		return request_malformed(request, e);
 	}
 	int r = load_start(session, request, &m, load, e);
 	if (r) {
@@ -196,7 +191,7 @@ static int on_leave(struct session *session, const struct request *request, stru
 	int r = 0;
 
 	if (msg_handle_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	rank = handles_get(&session->ranks, m.handle);
 	if (!rank || rank->leaving)
 		return session_lacks(session, "group", m.handle, e);
@@ -253,7 +248,7 @@ static int on_save(struct session *session, const struct request *request, struc
 	struct msg_save m;
 
 	if (msg_save_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	int r = save_check(&m, e);
 	if (!r)
 		r = rank_hold(session, m.group, &held.rank, e);
@@ -268,7 +263,7 @@ static int on_filled(struct session *session, const struct request *request, str
 	struct msg_filled m;
 
 	if (msg_filled_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	int r = rank_hold(session, m.group, &held.rank, e);
 	return r ? r : group_filled(held.rank->rank, &m, e);
 }
@@ -280,7 +275,7 @@ static int on_cancel(struct session *session, const struct request *request, str
 	struct msg_cancel m;
 
 	if (msg_cancel_decode(view_buf(&request->body), &m))
-		return malformed(request, e);
+		return request_malformed(request, e);
 	if (!m.group) {
 		struct door_load *load = handles_remove(&session->loads, m.number);
 

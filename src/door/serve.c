@@ -34,6 +34,16 @@ static int send_frame(struct session *session, const struct frame_head *head, st
 	}
 }
 
+/* The session ends with an answer that could not be sent, by @r. That of a connection is told by itself. */
+static void answer_sent(struct session *session, int r)
+{
+	if (r == -ENOBUFS || r == -ETIMEDOUT)
+		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
+			      (int)session->pid);
+	else if (r && r != -ENOTCONN && r != -ECANCELED)
+		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+}
+
 static void answer(struct request *request, int result, const char *words, struct buf *body)
 {
 	struct session *session = request->session;
@@ -56,11 +66,7 @@ static void answer(struct request *request, int result, const char *words, struc
 		if (!r)
 			r = send_frame(session, &head, piece, request->deadline_ns);
 	} while (!r && rest.len);
-	if (r == -ETIMEDOUT)
-		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
-			      (int)session->pid);
-	else if (r && r != -ENOTCONN && r != -ECANCELED)
-		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+	answer_sent(session, r);
 }
 
 bool serve_failure(struct session *session, const struct frame_head *head, int code, const char *words)
@@ -75,27 +81,23 @@ bool serve_failure(struct session *session, const struct frame_head *head, int c
 
 	if (!r)
 		r = net_send(session->conn, &reply, view_buf(&body), NULL);
-	if (r == -ENOBUFS)
-		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
-			      (int)session->pid);
-	else if (r)
-		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+	answer_sent(session, r);
 	return !r;
 }
 
 static void answer_ping(struct session *session, uint64_t number)
 {
 	const struct frame_head head = { .type = MSG_PING, .flags = FRAME_REPLY, .request = number };
-	int r = net_send(session->conn, &head, (struct view){ 0 }, NULL);
 
-	if (r == -ENOBUFS)
-		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it asked for",
-			      (int)session->pid);
-	else if (r)
-		session_end(session, "its session was ended: an answer could not be sent: %s", error_meaning(r));
+	answer_sent(session, net_send(session->conn, &head, (struct view){ 0 }, NULL));
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------------------------- */
+
+int request_malformed(const struct request *request, struct error *e)
+{
+	return error_set(e, -EPROTO, "a malformed %s", msg_type_name(request->type));
+}
 
 /* Served also while the daemon is not ready. */
 static bool is_early(enum msg_type type)
