@@ -321,7 +321,7 @@ struct forebay_trace {
 	size_t n_hops;
 };
 /* How saves went, station by station: the one with id @save; or, with 0, those that published version @number of @bundle; or, with
- * @bundle NULL, those under way and just over. Coordinators remember some hundred that ended. @each is called for each of them;
+ * @bundle NULL, those under way and just over. Coordinators remember the last that ended, some dozens. @each is called for each of them;
  * @silent (may be NULL) for each node that did not answer and may know more. Returns how many there were, or a negative code. */
 int forebay_trace(struct forebay_session *session, uint64_t save, const char *bundle, uint64_t number,
 		  void (*each)(void *arg, const struct forebay_trace *trace),

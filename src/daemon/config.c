@@ -49,34 +49,30 @@ static int parse_SIZE(const char *text, uint64_t *ret, const char **ret_allowed)
 	return size_parse(text, ret);
 }
 
-static int parse_COUNT(const char *text, uint64_t *ret, const char **ret_allowed)
+static int parse_number(const char *text, uint64_t most, uint64_t *ret)
 {
 	char *end;
 
-	*ret_allowed = "a number up to 64";
 	if (!isdigit((unsigned char)*text))
 		return -EINVAL;
 	errno = 0;
 	uint64_t value = strtoull(text, &end, 10);
-	if (errno || *end || value > WORKERS_MAX)
+	if (errno || *end || value > most)
 		return -EINVAL;
 	*ret = value;
 	return 0;
 }
 
+static int parse_COUNT(const char *text, uint64_t *ret, const char **ret_allowed)
+{
+	*ret_allowed = "a number up to 64";
+	return parse_number(text, WORKERS_MAX, ret);
+}
+
 static int parse_MILLIS(const char *text, uint64_t *ret, const char **ret_allowed)
 {
-	char *end;
-
 	*ret_allowed = "a number of milliseconds up to 3600000";
-	if (!isdigit((unsigned char)*text))
-		return -EINVAL;
-	errno = 0;
-	uint64_t value = strtoull(text, &end, 10);
-	if (errno || *end || value > MILLIS_MAX)
-		return -EINVAL;
-	*ret = value;
-	return 0;
+	return parse_number(text, MILLIS_MAX, ret);
 }
 
 static int parse_LEVEL(const char *text, uint64_t *ret, const char **ret_allowed)
