@@ -312,7 +312,7 @@ static int add_filled(const struct msave *save, size_t at, struct list_buf *list
 
 int capture_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer)
 {
-	struct list_buf list = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
 	struct msg_g_capture_reply reply = { .last_rank = save->last_rank };
 	size_t at, end;
 	int r = 0;
@@ -326,10 +326,7 @@ int capture_answer(const struct msave *save, uint32_t first, uint32_t last, stru
 		}
 	}
 	reply.filled = list_buf_view(&list);
-	if (!r)
-		r = msg_g_capture_reply_encode(&reply, answer);
-	list_buf_fini(&list);
-	return r;
+	return r ? r : msg_g_capture_reply_encode(&reply, answer);
 }
 
 static int serve_capture(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,

@@ -66,7 +66,8 @@ static int encode_want(const struct mload *load, struct buf *out)
 {
 	const struct mgroup *group = load->group;
 	struct pool *pool = store_pool(group->share->store);
-	struct list_buf blocks = { 0 }, held = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf blocks = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf held = { 0 };
 	struct msg_g_want want = { .tenant = view_str(group->tenant),
 				   .group = view_str(group->name),
 				   .incarnation = group->incarnation,
@@ -91,11 +92,7 @@ static int encode_want(const struct mload *load, struct buf *out)
 	}
 	want.blocks = list_buf_view(&blocks);
 	want.held = list_buf_view(&held);
-	if (!r)
-		r = msg_g_want_encode(&want, out);
-	list_buf_fini(&blocks);
-	list_buf_fini(&held);
-	return r;
+	return r ? r : msg_g_want_encode(&want, out);
 }
 
 static int take_answer(struct mload *load, struct view answer)
@@ -428,7 +425,8 @@ static int make_plan(struct cload *load, const struct version *version, struct e
 
 static int encode_steps(const struct cload *load, const char *node, struct buf *answer)
 {
-	struct list_buf nodes = { 0 }, steps = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf nodes = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf steps = { 0 };
 	struct msg_g_want_reply reply;
 	uint32_t number = 0, own = UINT32_MAX;
 	int r = 0;
@@ -451,11 +449,7 @@ static int encode_steps(const struct cload *load, const char *node, struct buf *
 	}
 	reply.nodes = list_buf_view(&nodes);
 	reply.steps = list_buf_view(&steps);
-	if (!r)
-		r = msg_g_want_reply_encode(&reply, answer);
-	list_buf_fini(&nodes);
-	list_buf_fini(&steps);
-	return r;
+	return r ? r : msg_g_want_reply_encode(&reply, answer);
 }
 
 static int plan_when_complete(struct cgroup *group, struct cload *load, const struct msg_g_want *want,

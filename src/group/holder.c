@@ -355,7 +355,7 @@ static int begin_holding(struct groups *groups, const struct msg_g_copy *msg, co
 
 static int answer_made(const struct copy *copies, size_t n, struct buf *answer)
 {
-	struct list_buf list = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
 	struct msg_numbers numbers;
 	int r = 0;
 
@@ -366,10 +366,7 @@ static int answer_made(const struct copy *copies, size_t n, struct buf *answer)
 			r = elem_u32_append(&list, &number);
 	}
 	numbers.numbers = list_buf_view(&list);
-	if (!r)
-		r = msg_numbers_encode(&numbers, answer);
-	list_buf_fini(&list);
-	return r;
+	return r ? r : msg_numbers_encode(&numbers, answer);
 }
 
 static int serve_copy(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
@@ -408,7 +405,7 @@ static int serve_held(void *arg, const char *from, struct view body, uint64_t de
 		      struct error *e)
 {
 	struct msg_save_id id = { 0 };
-	struct list_buf list = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
 	struct msg_numbers numbers;
 	int r = msg_save_id_decode(body, &id);
 	_cleanup_(cleanup_msave_put) struct msave *save = r ? NULL : msave_held(arg, id.save_id, id.epoch, from, &r, e);
@@ -423,10 +420,7 @@ static int serve_held(void *arg, const char *from, struct view body, uint64_t de
 	for (size_t i = 0; !r && i < save->n_extras; i++)
 		r = add_held(&list, save->extras[i].block, save->extras[i].copy);
 	numbers.numbers = list_buf_view(&list);
-	if (!r)
-		r = msg_numbers_encode(&numbers, answer);
-	list_buf_fini(&list);
-	return r;
+	return r ? r : msg_numbers_encode(&numbers, answer);
 }
 
 /* ---- packs ------------------------------------------------------------------------------------------------------------ */

@@ -47,7 +47,7 @@ static int serve_staged(void *arg, const char *from, struct view body, uint64_t 
 			struct error *e)
 {
 	_cleanup_(buf_fini) struct buf keep = { 0 };
-	struct list_buf holders = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf holders = { 0 };
 	struct msg_g_staged staged;
 	int r = msg_g_staged_decode(body, &staged);
 
@@ -62,10 +62,7 @@ static int serve_staged(void *arg, const char *from, struct view body, uint64_t 
 	if (!r)
 		r = list_holders(save, &holders);
 	struct msg_g_staged_reply reply = { .keep = view_buf(&keep), .holders = list_buf_view(&holders) };
-	if (!r)
-		r = msg_g_staged_reply_encode(&reply, answer);
-	list_buf_fini(&holders);
-	return r;
+	return r ? r : msg_g_staged_reply_encode(&reply, answer);
 }
 
 int staged_find(struct cgroup *group, uint64_t save_id, struct version **ret, uint64_t *ret_number)

@@ -69,7 +69,8 @@ static int serve_recover(void *arg, const char *from, struct view body, uint64_t
 			 struct error *e)
 {
 	struct groups *groups = arg;
-	struct list_buf list = { 0 }, ended = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf ended = { 0 };
 	struct msg_g_recover recover;
 	struct msg_g_recover_reply reply;
 	int r = msg_g_recover_decode(body, &recover);
@@ -88,11 +89,7 @@ static int serve_recover(void *arg, const char *from, struct view body, uint64_t
 		r = list_ended(groups, &ended);
 	reply.saves = list_buf_view(&list);
 	reply.ended = list_buf_view(&ended);
-	if (!r)
-		r = msg_g_recover_reply_encode(&reply, answer);
-	list_buf_fini(&list);
-	list_buf_fini(&ended);
-	return r;
+	return r ? r : msg_g_recover_reply_encode(&reply, answer);
 }
 
 /* ---- what is under way ------------------------------------------------------------------------------------------------ */
