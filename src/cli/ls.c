@@ -188,16 +188,9 @@ static void add_versions(struct table *table, json_t *bundle)
 	}
 }
 
-static const char *rule_text(json_t *rule, char out[64])
+static const char *rule_text(json_t *rule, char out[TEXT_RULE_MAX])
 {
-	uint64_t last = number_of(rule, "last"), every = number_of(rule, "every");
-
-	if (!last)
-		return "all";
-	int n = snprintf(out, 64, "last %" PRIu64, last);
-	if (every)
-		snprintf(out + n, 64 - (size_t)n, ", each %" PRIu64, every);
-	return out;
+	return text_rule(number_of(rule, "last"), number_of(rule, "every"), out);
 }
 
 static bool has_rules(json_t *bundles)
@@ -219,7 +212,7 @@ static int print_table(json_t *bundles, bool versions)
 						 { "VERSION", "STEP", "ITEMS", "BYTES", "STORED", "LABELS" } };
 	struct table table;
 	bool rules = !versions && has_rules(bundles);
-	char rule[64];
+	char rule[TEXT_RULE_MAX];
 	json_t *bundle;
 	size_t i;
 

@@ -113,12 +113,10 @@ static int take_rule(void *arg, const struct forebay_bundle_info *info)
 
 static void print_rule(const struct forebay_bundle_info *rule)
 {
+	char text[TEXT_RULE_MAX];
+
 	if (rule->keep_last)
-		printf("kept: last %" PRIu64, rule->keep_last);
-	if (rule->keep_last && rule->keep_every)
-		printf(", each %" PRIu64, rule->keep_every);
-	if (rule->keep_last)
-		putchar('\n');
+		printf("kept: %s\n", text_rule(rule->keep_last, rule->keep_every, text));
 }
 
 static int print_text(struct forebay_version *version, const struct forebay_version_info *info,

@@ -39,6 +39,16 @@ void text_time(uint64_t ns, char out[TEXT_TIME_MAX])
 	snprintf(out, TEXT_TIME_MAX, "%.*f %s", digits, value, units[unit].name);
 }
 
+const char *text_rule(uint64_t last, uint64_t every, char out[TEXT_RULE_MAX])
+{
+	if (!last)
+		return "all";
+	int n = snprintf(out, TEXT_RULE_MAX, "last %" PRIu64, last);
+	if (every)
+		snprintf(out + n, TEXT_RULE_MAX - (size_t)n, ", each %" PRIu64, every);
+	return out;
+}
+
 /* Also counts alone, with @out NULL. C1 controls, which some terminals obey, are two bytes in UTF-8: c2 80 to c2 9f. */
 static size_t print_safe(FILE *out, const char *text)
 {

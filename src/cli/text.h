@@ -13,6 +13,7 @@
 
 #define TEXT_SIZE_MAX 16 /* bytes of a size in words with its final 0 */
 #define TEXT_TIME_MAX 16 /* of a time */
+#define TEXT_RULE_MAX 64 /* of a bundle's rule */
 
 CLEANUP_OF(json_t *, json_decref);
 
@@ -20,6 +21,8 @@ CLEANUP_OF(json_t *, json_decref);
 void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX]);
 /* "0 ms", "352 us", "12.0 ms", "812 ms", "1.32 s", "75.0 s", "21 min": three digits or so. */
 void text_time(uint64_t ns, char out[TEXT_TIME_MAX]);
+/* What a rule keeps: "all", "last 3", "last 3, each 100". Returns @out, or a literal. */
+const char *text_rule(uint64_t last, uint64_t every, char out[TEXT_RULE_MAX]);
 /* Prints @text with control characters as \xNN, so that a name cannot command the terminal. Returns its width in columns. */
 size_t text_print(FILE *out, const char *text);
 

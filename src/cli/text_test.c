@@ -33,6 +33,16 @@ static const char *time_text(uint64_t ns)
 	return text;
 }
 
+static void a_rule_says_what_it_keeps(void **state)
+{
+	char text[TEXT_RULE_MAX];
+
+	assert_string_equal(text_rule(0, 0, text), "all");
+	assert_string_equal(text_rule(3, 0, text), "last 3");
+	assert_string_equal(text_rule(UINT64_MAX, UINT64_MAX, text),
+			    "last 18446744073709551615, each 18446744073709551615");
+}
+
 static void times_are_short(void **state)
 {
 	assert_string_equal(time_text(0), "0 ms");
@@ -75,6 +85,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sizes_are_short),
+		cmocka_unit_test(a_rule_says_what_it_keeps),
 		cmocka_unit_test(times_are_short),
 		cmocka_unit_test(names_cannot_command_a_terminal),
 		cmocka_unit_test(numbers_beyond_a_readers_range_are_strings),
