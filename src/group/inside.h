@@ -289,7 +289,8 @@ struct csave {
 	uint64_t begun_ns, at_ns[SAVE_STATES]; /* when it entered each state */
 	struct trace *trace;		       /* NULL: there was no memory for one */
 };
-void csave_put(struct csave *save); /* accepts NULL */
+struct csave *csave_new(struct cgroup *group, struct view bundle, uint32_t n_ranks); /* gathering; NULL: no memory */
+void csave_put(struct csave *save);						     /* accepts NULL */
 
 /* ---- offer.c: how saves begin, and what stops them ------------------------------------------------------------------------ */
 

@@ -63,20 +63,10 @@ static int start_life(struct csave *save)
 static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, struct csave **ret, struct error *e)
 {
 	struct groups *groups = group->groups;
-	struct csave *save = calloc(1, sizeof(*save));
-	int r;
+	struct csave *save = csave_new(group, offer->bundle, group->size);
 
 	if (!save)
 		return -ENOMEM;
-	save->refs = 1;
-	list_init(&save->link);
-	waitplace_init(&save->changed);
-	nursery_init(&save->flow, groups->env->loop);
-	save->group = cgroup_get(group);
-	save->bundle = view_dup(offer->bundle);
-	save->recipe = recipe_new(group->size);
-	save->offered = calloc(group->size, sizeof(*save->offered));
-	save->ranks = calloc(group->size, sizeof(*save->ranks));
 	save->step = offer->step;
 	save->parent = offer->parent;
 	save->incarnation = group->incarnation;
@@ -87,9 +77,7 @@ static int begin_save(struct cgroup *group, const struct msg_g_offer *offer, str
 		groups->env->ops->random(groups->env, &save->save_id, sizeof(save->save_id));
 	} while (!save->save_id);
 	save->at_ns[SAVE_GATHERING] = save->begun_ns = env_now(groups->env);
-	r = save->bundle && save->recipe && save->offered && save->ranks ? 0 : -ENOMEM;
-	if (!r)
-		r = steps_claim(&group->steps, offer->bundle, offer->step, e);
+	int r = steps_claim(&group->steps, offer->bundle, offer->step, e);
 	if (!r)
 		r = start_life(save);
 	if (r) {

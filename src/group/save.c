@@ -34,6 +34,28 @@ void csave_put(struct csave *save)
 	free(save);
 }
 
+CLEANUP_OF(struct csave *, csave_put);
+
+struct csave *csave_new(struct cgroup *group, struct view bundle, uint32_t n_ranks)
+{
+	_cleanup_(cleanup_csave_put) struct csave *save = calloc(1, sizeof(*save));
+
+	if (!save)
+		return NULL;
+	save->refs = 1;
+	list_init(&save->link);
+	waitplace_init(&save->changed);
+	nursery_init(&save->flow, group->groups->env->loop);
+	save->group = cgroup_get(group);
+	save->bundle = view_dup(bundle);
+	save->recipe = recipe_new(n_ranks);
+	save->offered = calloc(n_ranks, sizeof(*save->offered));
+	save->ranks = calloc(n_ranks, sizeof(*save->ranks));
+	if (!save->bundle || !save->recipe || !save->offered || !save->ranks)
+		return NULL;
+	return TAKE(save);
+}
+
 void save_enter(struct csave *save, enum save_state state)
 {
 	save_state_move(&save->state, state);

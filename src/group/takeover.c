@@ -209,15 +209,8 @@ static int look(struct takeover *t, struct error *e)
 
 /* ---- a save goes on --------------------------------------------------------------------------------------------------- */
 
-static int fill_save(struct csave *save, struct cgroup *group, const struct msg_g_keep *keep)
+static int fill_save(struct csave *save, const struct msg_g_keep *keep)
 {
-	uint32_t n_ranks = keep->ranks.count;
-
-	save->refs = 1;
-	list_init(&save->link);
-	waitplace_init(&save->changed);
-	nursery_init(&save->flow, group->groups->env->loop);
-	save->group = cgroup_get(group);
 	save->save_id = keep->save_id;
 	save->step = keep->step;
 	save->parent = keep->parent;
@@ -228,13 +221,7 @@ static int fill_save(struct csave *save, struct cgroup *group, const struct msg_
 	save->diverged_blocks = keep->diverged_blocks;
 	save->state = SAVE_CAPTURED;
 	save->resumed = true;
-	save->begun_ns = env_now(group->groups->env);
-	save->bundle = view_dup(keep->bundle);
-	save->recipe = n_ranks && n_ranks <= GROUP_RANKS_MAX ? recipe_new(n_ranks) : NULL;
-	save->offered = calloc(n_ranks + 1, sizeof(*save->offered));
-	save->ranks = calloc(n_ranks + 1, sizeof(*save->ranks));
-	if (!save->bundle || !save->recipe || !save->offered || !save->ranks)
-		return -ENOMEM;
+	save->begun_ns = env_now(save->group->groups->env);
 	save->n_attributes = keep->attributes.count;
 	save->kept_slot = keep->slot;
 	return buf_append(&save->attributes, keep->attributes.bytes.ptr, keep->attributes.bytes.len);
@@ -242,9 +229,13 @@ static int fill_save(struct csave *save, struct cgroup *group, const struct msg_
 
 static int resume_from(struct cgroup *group, const struct msg_g_keep *keep, struct error *e)
 {
-	_cleanup_(cleanup_csave_put) struct csave *save = calloc(1, sizeof(*save));
+	uint32_t n_ranks = keep->ranks.count;
+
+	if (!n_ranks || n_ranks > GROUP_RANKS_MAX)
+		return error_set(e, -EPROTO, "what was kept of it is of %u ranks", n_ranks);
+	_cleanup_(cleanup_csave_put) struct csave *save = csave_new(group, keep->bundle, n_ranks);
 	struct groups *groups = group->groups;
-	int r = save ? fill_save(save, group, keep) : -ENOMEM;
+	int r = save ? fill_save(save, keep) : -ENOMEM;
 
 	if (!r)
 		r = keep_take_recipe(groups->env, keep, save->recipe, e);
