@@ -204,7 +204,7 @@ static int decode_row(struct view in, char ret_node[NODE_NAME_MAX + 1], uint64_t
 
 	if (!r)
 		r = get_u64(&in, &epoch);
-	if (r || node.len > NODE_NAME_MAX)
+	if (r || !node.len || node.len > NODE_NAME_MAX)
 		return -EPROTO;
 	memcpy(ret_node, node.ptr, node.len);
 	ret_node[node.len] = 0;

@@ -37,24 +37,24 @@ static int teardown(void **state)
 	return 0;
 }
 
-static struct csave save_of(uint64_t id)
+/* In its place: a trace points back to its save. */
+static void begin_save(struct csave *save, uint64_t id)
 {
-	struct csave save = { .group = &group,
-			      .bundle = (char *)"m",
-			      .save_id = id,
-			      .recipe = &recipe,
-			      .ranks = ranks };
-
-	trace_begin(&save);
-	assert_non_null(save.trace);
-	return save;
+	*save = (struct csave){ .group = &group,
+				.bundle = (char *)"m",
+				.save_id = id,
+				.recipe = &recipe,
+				.ranks = ranks };
+	trace_begin(save);
+	assert_non_null(save->trace);
 }
 
 static void saves_that_ended_are_forgotten_the_oldest_first(void **state)
 {
 	for (uint64_t id = 1; id <= TRACES_MAX + 10; id++) {
-		struct csave save = save_of(id);
+		struct csave save;
 
+		begin_save(&save, id);
 		trace_left(&save);
 		assert_null(save.trace);
 		assert_true(groups.traces.n <= TRACES_MAX);
@@ -65,8 +65,9 @@ static void saves_that_ended_are_forgotten_the_oldest_first(void **state)
 static void traces_of_many_hops_stay_within_their_memory(void **state)
 {
 	for (uint64_t id = 1; id <= TRACES_MAX; id++) {
-		struct csave save = save_of(id);
+		struct csave save;
 
+		begin_save(&save, id);
 		trace_at(&save, STATION_CAPTURE);
 		for (uint64_t i = 0; i < 2 * TRACE_HOPS_MAX; i++)
 			trace_hop(&save, "n", i, 0, TRACE_NO_RANK);
