@@ -617,9 +617,8 @@ static int find_end(struct groups *groups, const struct msg_g_ask *ask, struct m
 		return 0;
 	}
 	const struct ended_save *ended = coordinator_ended(groups, ask->save_id);
-	if (ended &&
-	    (!group ||
-	     ended->code != -ERR_ESTALEEPOCH)) { /* overtaken, and now coordinator again: it is not known yet */
+	/* overtaken, and coordinator again since then: it is not known yet; not since then: this office, too, is somebody else's by now */
+	if (ended && (!group || ended->code != -ERR_ESTALEEPOCH || ended->epoch == group->epoch)) {
 		*ret = (struct msg_g_end){ .stage = ended->state,
 					   .code = (uint32_t)-ended->code,
 					   .words = view_str(ended->words),

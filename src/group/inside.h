@@ -27,7 +27,7 @@
 
 /* How a save ended, for members that did not hear it. */
 struct ended_save {
-	uint64_t save_id, version;
+	uint64_t save_id, version, epoch;
 	enum save_state state;
 	int code;
 	char words[160];

@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAMED_MAX 8	/* ranks that an error names */
-#define ASK_MS	  10000 /* without a word of a save: then its coordinator is asked */
-#define SEEK_MS	  500	/* between two looks for the successor of a coordinator that is gone */
+#define NAMED_MAX   8	  /* ranks that an error names */
+#define ASK_MS	    10000 /* without a word of a save: then its coordinator is asked */
+#define SEEK_ASK_MS 1000  /* for who may be gone to answer */
+#define SEEK_MS	    500	  /* between two looks for the successor of a coordinator that is gone */
 
 CLEANUP_OF(struct msave *, msave_put);
 
@@ -266,7 +267,7 @@ static void take_end(struct msave *save, const struct msg_g_end *end)
 }
 
 /* A node that was not heard for a while may have missed the end of a save: its blocks shall not stay pinned for that. */
-static int ask_coordinator_of(struct msave *save)
+static int ask_coordinator_of(struct msave *save, uint64_t limit_ms)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
 	struct msg_g_ask ask = { .save_id = save->save_id,
@@ -277,13 +278,13 @@ static int ask_coordinator_of(struct msave *save)
 
 	if (!r)
 		r = cluster_call(save->groups->cluster, save->coordinator, MSG_G_ASK, view_buf(&body),
-				 env_in_ms(save->groups->env, SETTLE_MS), &answer, NULL);
+				 env_in_ms(save->groups->env, limit_ms), &answer, NULL);
 	if (!r && !msg_g_end_decode(view_buf(&answer), &end))
 		take_end(save, &end);
 	else if (r == -ENOENT)
 		msave_fail(save, -ERR_ENODE,
 			   "its coordinator does not know the save any more; how it ended was not heard here");
-	else if (r == -EHOSTDOWN || r == -EAGAIN)
+	else if (r == -EHOSTDOWN || r == -EAGAIN || r == -ETIMEDOUT)
 		lose_coordinator(save);
 	return r == -ECANCELED ? r : 0;
 }
@@ -301,7 +302,8 @@ static int seek_coordinator(struct msave *save)
 		return r;
 	if (!r && epoch >= save->epoch) {
 		msave_adopt(save, node, epoch);
-		r = ask_coordinator_of(save);
+		/* the one that was lost may hold the lease still: nobody waits for it longer than that lasts */
+		r = ask_coordinator_of(save, SEEK_ASK_MS);
 	}
 	if (r == -ECANCELED || !save->orphan)
 		return r == -ECANCELED ? r : 0;
@@ -344,7 +346,7 @@ static int watch_save(void *arg)
 		r = wait_while(save, is_undisturbed, ASK_MS);
 		if (is_over(save) || r == -ECANCELED)
 			break;
-		r = save->orphan ? seek_coordinator(save) : r == -ETIMEDOUT ? ask_coordinator_of(save) : 0;
+		r = save->orphan ? seek_coordinator(save) : r == -ETIMEDOUT ? ask_coordinator_of(save, SETTLE_MS) : 0;
 		if (env_now(env) - begun_ns > (save->waves ? THROUGH_TIMEOUT_MS : LIFE_TIMEOUT_MS) * NS_PER_MS)
 			msave_fail(save, -ETIMEDOUT, "nobody said in time how the save ended");
 	}

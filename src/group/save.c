@@ -675,6 +675,7 @@ static void remember_end(const struct csave *save, int result)
 
 	*ended = (struct ended_save){ .save_id = save->save_id,
 				      .version = save->version,
+				      .epoch = save->group->epoch,
 				      .state = save->state,
 				      .code = result };
 	snprintf(ended->words, sizeof(ended->words), "%.150s", result ? save->error.text : "");
