@@ -345,6 +345,7 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 		return error_set(e, -ENOENT, "no save %016" PRIx64 " to capture here", capture.save_id);
 	save_state_move(&save->state, SAVE_CAPTURING);
 	save->hinted = capture.hinted;
+	save->reported = false;
 	const uint32_t last = capture.last ? capture.last : UINT32_MAX;
 	r = grant_all(save, capture.first, last);
 	while (!r && save->state == SAVE_CAPTURING && outstanding(save))
@@ -353,7 +354,10 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 		return error_set(e, r, "%zu blocks were not captured in time", outstanding(save));
 	if (!r && save->state != SAVE_CAPTURING)
 		return error_set(e, save->error.code ? save->error.code : -ECANCELED, "%s", save->error.text);
-	return r ? r : capture_answer(save, capture.first, last, answer);
+	if (!r)
+		r = capture_answer(save, capture.first, last, answer);
+	save->reported = !r && !save->waves;
+	return r;
 }
 
 /* ---- waves ---------------------------------------------------------------------------------------------------------- */

@@ -20,9 +20,11 @@ int groups_open(const struct groups *groups, struct error *e)
 	return error_set(e, -ESHUTDOWN, "node %s shuts down and takes nothing new", cluster_node(groups->cluster));
 }
 
+/* Also while other nodes are told `captured` already: what has been reported may be promised by now. */
 static bool is_held(const struct msave *save)
 {
-	return save->state == SAVE_CAPTURED || save->state == SAVE_STAGED;
+	return save->state == SAVE_CAPTURED || save->state == SAVE_STAGED ||
+	       (save->state == SAVE_CAPTURING && save->reported);
 }
 
 /* The coordinator must not wait for what this node does not bring any more. */
@@ -49,7 +51,7 @@ static void end_what_is_not_captured(struct groups *groups)
 	list_each(node, &groups->msaves) {
 		struct msave *save = list_entry(node, struct msave, link);
 
-		if (save->state < SAVE_CAPTURED)
+		if (save->state < SAVE_CAPTURED && !is_held(save))
 			refuse_offer(save, code, e.text);
 	}
 }

@@ -89,7 +89,8 @@ struct msave {
 	bool asking;		 /* a G_RESERVE of it is under way */
 	bool admitted;		 /* blocks and received have their room */
 	uint32_t last_rank;	 /* that reported what it captured */
-	bool waves;		 /* and only some of them at a time */
+	bool reported; /* all that was to be captured here is, and the coordinator knows: the verdict is its */
+	bool waves;    /* and only some of them at a time */
 	struct turn turn;
 	struct extra *extras;
 	size_t n_extras;
