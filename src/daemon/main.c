@@ -259,14 +259,15 @@ static int run_daemon(struct run *run)
 
 /*
  * For tests: FOREBAY_DIE_AT=POINT[:N] ends the process with SIGKILL when it passes the point for the Nth time; FOREBAY_STOP_AT stops it
- * there, until somebody says SIGCONT.
+ * there, until somebody says SIGCONT. With * for N it does so each time.
  */
 static int fate_at = -1, fate;
+static bool fate_repeats;
 static atomic_uint passes_left = 1;
 
 static void meet_fate(enum point point)
 {
-	if ((int)point == fate_at && atomic_fetch_sub(&passes_left, 1) == 1)
+	if ((int)point == fate_at && (fate_repeats || atomic_fetch_sub(&passes_left, 1) == 1))
 		kill(getpid(), fate);
 }
 
@@ -278,6 +279,7 @@ static int listen_for_fate(const char *variable, int number)
 		return 0;
 	if (count) {
 		*count = 0;
+		fate_repeats = count[1] == '*';
 		passes_left = (unsigned)strtoul(count + 1, NULL, 10);
 	}
 	fate = number;

@@ -76,6 +76,12 @@ struct coverage {
 	uint64_t moves[SAVE_STATES][SAVE_STATES], points[POINTS], deeds[DEEDS], faults[FAULTS];
 };
 
+/* ---- coverage_suite.c: on stdout ---- */
+
+unsigned coverage_print(const struct coverage *c); /* how often each thing was reached; how many never */
+/* How long @n plays of a script took, from its last deed at a point to the end that it expects; the numbers lie @stride_bytes apart. */
+void recovery_print(const uint64_t *took_ns, size_t stride_bytes, uint64_t n);
+
 /* ---- truth_suite.c ---- */
 
 struct attempt {     /* a save, as its ranks offer it: what it contains follows from these numbers alone */

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "sim/history_suite.h"
 #include "sim/kth_suite.h"
+#include "sim/scenario_suite.h"
 
 #define AGAIN_EVERY   10
 #define COMPLETE_FROM 200 /* seeds: with so many everything must have been reached */
@@ -22,7 +23,7 @@
 #define FAILURES_MAX  20 /* that are printed */
 
 struct outcome {
-	uint64_t hash, again;
+	uint64_t hash, again, took_ns;
 	char failure[512];
 	struct coverage coverage, again_coverage;
 };
@@ -30,6 +31,8 @@ struct outcome {
 struct options {
 	uint64_t seed, seeds;
 	bool one, trace;
+	const char *scenario;
+	struct script script; /* of that file */
 };
 
 static error_t parse_option(int key, char *arg, struct argp_state *state)
@@ -40,6 +43,8 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 		o->seed = strtoull(arg, NULL, 0);
 	else if (key == 'n')
 		o->seeds = strtoull(arg, NULL, 0);
+	else if (key == 'c')
+		o->scenario = arg;
 	else if (key != 't')
 		return ARGP_ERR_UNKNOWN;
 	o->one |= key == 's';
@@ -51,12 +56,21 @@ static const struct argp_option option_table[] = {
 	{ "seed", 's', "SEED", 0, "Run the history of this seed alone", 0 },
 	{ "seeds", 'n', "N", 0, "Run N histories (200)", 0 },
 	{ "from", 'f', "SEED", 0, "The first of them (0)", 0 },
+	{ "scenario", 'c', "FILE", 0, "Play this script of faults under each seed", 0 },
 	{ "trace", 't', NULL, 0, "Print the story of one seed", 0 },
 	{ 0 },
 };
 static const struct argp argp = {
 	option_table, parse_option, NULL, "Simulates Forebay. With --kth first: see --kth --help.", NULL, NULL, NULL
 };
+
+static int run_one(const struct options *o, uint64_t seed, FILE *story, struct coverage *coverage, uint64_t *ret_hash,
+		   uint64_t *ret_took_ns, char ret_failure[512])
+{
+	if (o->scenario)
+		return scenario_run(&o->script, seed, story, coverage, ret_hash, ret_took_ns, ret_failure);
+	return history_run(seed, story, coverage, ret_hash, ret_failure);
+}
 
 /* Job numbers below @seeds are first runs, the others second ones. Ends the process. */
 static void run_child(const struct options *o, struct outcome *table, uint64_t job)
@@ -67,8 +81,8 @@ static void run_child(const struct options *o, struct outcome *table, uint64_t j
 
 	alarm(SECONDS_MAX);
 	void *elsewhere = malloc(again ? 123456 : 1); /* moves all that comes after it */
-	(void)history_run(o->seed + job % o->seeds, NULL, again ? &outcome->again_coverage : &outcome->coverage,
-			  again ? &outcome->again : &outcome->hash, again ? failure : outcome->failure);
+	(void)run_one(o, o->seed + job % o->seeds, NULL, again ? &outcome->again_coverage : &outcome->coverage,
+		      again ? &outcome->again : &outcome->hash, &outcome->took_ns, again ? failure : outcome->failure);
 	free(elsewhere);
 	exit(0); /* where a leak fails the seed */
 }
@@ -120,34 +134,6 @@ static void run_all(const struct options *o, struct outcome *table)
 			snprintf(table[i].failure, sizeof(table[i].failure), "a second process tells another story");
 }
 
-static unsigned print_row(const char *kind, const char *name, uint64_t n, const char *text)
-{
-	printf("%-6s %-24s %10" PRIu64 "  %s%s\n", kind, name, n, text, n ? "" : "  <- never");
-	return !n;
-}
-
-/* How often each thing was reached; how many never. */
-static unsigned print_coverage(const struct coverage *c)
-{
-	unsigned missing = 0;
-	char name[64];
-
-	for (int i = 0; i < SAVE_STATES * SAVE_STATES; i++) {
-		enum save_state from = (enum save_state)(i / SAVE_STATES), to = (enum save_state)(i % SAVE_STATES);
-
-		snprintf(name, sizeof(name), "%s > %s", save_state_name(from), save_state_name(to));
-		if (save_state_may_move(from, to))
-			missing += print_row("move", name, c->moves[from][to], "");
-	}
-	for (int i = 0; i < POINTS; i++)
-		missing += print_row("point", point_name((enum point)i), c->points[i], "");
-	for (int i = 0; i < FAULTS; i++)
-		missing += print_row("fault", fault_names[i], c->faults[i], fault_texts[i]);
-	for (int i = 0; i < DEEDS; i++)
-		missing += print_row("deed", deed_names[i], c->deeds[i], deed_texts[i]);
-	return missing;
-}
-
 static double seconds_now(void)
 {
 	struct timespec now;
@@ -169,30 +155,43 @@ static int run_many(const struct options *o)
 	for (uint64_t i = 0; i < o->seeds; i++)
 		for (size_t k = 0; k < sizeof(sum) / sizeof(uint64_t); k++)
 			((uint64_t *)&sum)[k] += ((const uint64_t *)&table[i].coverage)[k];
-	unsigned missing = print_coverage(&sum);
+	unsigned missing = o->scenario ? 0 : coverage_print(&sum);
+	if (o->scenario)
+		recovery_print(&table->took_ns, sizeof(*table), o->seeds);
 	for (uint64_t i = 0; i < o->seeds; i++)
 		if (table[i].failure[0] && failed++ < FAILURES_MAX)
-			printf("FAILED seed %" PRIu64 ": %s\n       replay: forebay-sim --seed %" PRIu64 " --trace\n",
-			       o->seed + i, table[i].failure, o->seed + i);
+			printf("FAILED seed %" PRIu64 ": %s\n       replay: forebay-sim --seed %" PRIu64
+			       " --trace%s%s\n",
+			       o->seed + i, table[i].failure, o->seed + i, o->scenario ? " --scenario " : "",
+			       o->scenario ? o->scenario : "");
 	printf("%" PRIu64 " histories, %" PRIu64 " failed, %.1f per second%s\n", o->seeds, failed,
 	       (double)o->seeds / (seconds_now() - begin),
 	       missing && o->seeds >= COMPLETE_FROM ? "; not everything was reached" : "");
 	return failed || (missing && o->seeds >= COMPLETE_FROM);
 }
 
+static int trace_one(const struct options *o)
+{
+	struct outcome own = { 0 };
+	int r = run_one(o, o->seed, stdout, &own.coverage, &own.hash, &own.took_ns, own.failure);
+
+	printf("seed %" PRIu64 ": %s%s, hash %016" PRIx64 "\n", o->seed, r ? "FAILED: " : "good", own.failure,
+	       own.hash);
+	return r != 0;
+}
+
 int main(int argc, char **argv)
 {
 	struct options o = { .seeds = 200 };
-	struct outcome own = { 0 };
 
 	if (argc > 1 && strcmp(argv[1], "--kth") == 0)
 		return kth_main(argc - 1, argv + 1);
 	if (argp_parse(&argp, argc, argv, 0, NULL, &o))
 		return 2;
 	o.seeds = o.one ? 1 : o.seeds;
-	if (!o.trace)
-		return run_many(&o);
-	int r = history_run(o.seed, stdout, &own.coverage, &own.hash, own.failure);
-	printf("seed %" PRIu64 ": %s%s, hash %016" PRIx64 "\n", o.seed, r ? "FAILED: " : "good", own.failure, own.hash);
-	return r != 0;
+	if (o.scenario && !script_read_or_say(o.scenario, &o.script))
+		return 2;
+	int r = o.scenario && !o.script.simulated ? 0 : o.trace ? trace_one(&o) : run_many(&o);
+	script_fini(&o.script);
+	return r;
 }
