@@ -270,6 +270,40 @@ def test_a_reader_made_from_the_page_sees_every_flipped_bit(store, tmp_path):
     assert len(objects) == 5 and decode.Version(copy, ".hidden/ü", 1).n_items > 10
 
 
+# ---- promises.md ----------------------------------------------------------------------------------------------------------------
+
+
+def shown_by(text: str) -> list[str]:
+    """What the last columns of the page's tables name."""
+    cells = [row[2] for row in rows(text, 3) if row[2] != "shown by"]
+    assert all(re.fullmatch(r"(`[\w.-]+`|[A-Z_]+)(, (`[\w.-]+`|[A-Z_]+))*", cell) for cell in cells), cells
+    return [word.strip("`") for cell in cells for word in cell.split(", ")]
+
+
+def is_test(name: str) -> bool:
+    if name.endswith(".scn"):
+        return (ROOT / "test" / "scenarios" / name).is_file()
+    if name.isupper():
+        return f"\tX({name}, " in (ROOT / "src" / "sim" / "history_suite.h").read_text()
+    patterns = ["test/*.py", "python/tests/*.py"] if name.startswith("test_") else ["src/*/*_test.c", "src/*/*_suite.c"]
+    head = rf"^\s*(?:async )?def {name}\(" if name.startswith("test_") else rf"cmocka_unit_test\w*\({name}\b|^static \w+ {name}\("
+    return any(re.search(head, path.read_text(), re.M) for pattern in patterns for path in ROOT.glob(pattern))
+
+
+def test_each_promise_is_shown_by_a_test_that_exists():
+    named = shown_by(page("promises.md"))
+    assert len(named) > 60 and not [name for name in named if not is_test(name)]
+
+
+def test_each_script_of_faults_shows_a_promise():
+    assert {path.name for path in (ROOT / "test" / "scenarios").glob("*.scn")} <= set(shown_by(page("promises.md")))
+
+
+@pytest.mark.parametrize("name", ["none.scn", "test_nothing_of_the_kind", "nothing_of_the_kind", "NOTHING_OF_THE_KIND"])
+def test_a_promise_without_a_test_is_found_out(name):
+    assert not is_test(name)
+
+
 # ---- tour.md --------------------------------------------------------------------------------------------------------------------
 
 TOUR = page("tour.md")
