@@ -13,6 +13,7 @@ menu:
 	@echo 'make crash           kill random daemons and ranks of a job that saves all the time: ROUNDS=300, SEED=7 chooses'
 	@echo 'make soak            SAVES=1000 saves with the last three kept and a node killed each 25th: nothing grows'
 	@echo 'make namespaces      daemons in network namespaces: cuts, one-way cuts, silence, stopped coordinators, and healing'
+	@echo 'make scenarios       play the scripts of faults: on real daemons, and under 300 seeds each in the simulator'
 	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool", SAN=1, TSAN=1'
 	@echo 'make san             unit tests, fuzz corpora and a short simulation under ASan and UBSan'
 	@echo 'make tsan            the same under TSan'
@@ -52,6 +53,9 @@ soak: build
 
 namespaces: build
 	$(long) test/test_cut.py
+
+scenarios: build
+	$(long) test/test_scenarios.py
 
 unit:
 	@SAN=$(SAN) TSAN=$(TSAN) tools/unit "$(ROOM)"
@@ -94,4 +98,4 @@ install: build
 clean:
 	rm -rf build build-* demo-run python/forebay/_forebay.abi3.so
 
-.PHONY: menu setup build demo test test-long crash soak namespaces unit san tsan sim fuzz bench kth crash-disk lint fmt install clean
+.PHONY: menu setup build demo test test-long crash soak namespaces scenarios unit san tsan sim fuzz bench kth crash-disk lint fmt install clean
