@@ -14,6 +14,7 @@ import scenario
 
 LONG = bool(os.environ.get("FOREBAY_LONG"))
 SEEDS = 300 if LONG else 2
+LARGE_BYTES, LARGE_SEEDS = 10_000_000, 4  # of a shard: such a script takes seconds a seed
 AT_ONCE = 8  # plays that mostly wait for leases
 SCRIPTS = [scenario.Script(path) for path in sorted(scenario.FOLDER.glob("*.scn"))]
 
@@ -25,7 +26,7 @@ def names(world):
 
 
 def simulate(path, *more):
-    return subprocess.run([job.BUILD / "forebay-sim", "--scenario", path, *more], capture_output=True, text=True, timeout=280)
+    return subprocess.run([job.BUILD / "forebay-sim", "--scenario", path, *more], capture_output=True, text=True, timeout=1800 if LONG else 280)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,8 @@ def test_a_script_on_real_daemons(plays, name):
 
 @pytest.mark.parametrize("name", names("sim"))
 def test_a_script_in_the_simulator(name):
-    done = simulate(scenario.FOLDER / f"{name}.scn", "--seeds", str(SEEDS))
+    (script,) = [script for script in SCRIPTS if script.path.stem == name]
+    done = simulate(script.path, "--seeds", str(LARGE_SEEDS if script.bytes >= LARGE_BYTES else SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr
     print(f"{name}: " + re.search(r"^recovery: .*$", done.stdout, re.M)[0])
 
