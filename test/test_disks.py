@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 
 import forebay
 import pytest
@@ -158,6 +159,27 @@ def test_a_slow_store_is_waited_for(cluster):
     bundle = job.unique("disk")
     cluster.sick[1].slow("write", "sync", "link", ms=200, path=str(cluster.store) + "/")
     assert job.good(save(cluster, bundle, 1)) == [1, 1]
+
+
+def test_what_a_node_with_a_slow_store_has_to_write_is_written_by_the_other(cluster):
+    bundle = job.unique("slow")
+    part = 8 << 20
+    data = [random.Random(rank).randbytes(part) for rank in range(2)]
+    cluster.sick[1].slow("write", ms=500, path=str(cluster.store) + "/")  # of 256 KiB each: 16 s for its pack
+    begun = time.monotonic()
+
+    def body(group, rank):
+        return job.save(group, bundle, 1, [("parts", data[rank], {"shape": (2 * part,), "start": (rank * part,)})], copies=2).stats()
+
+    stats = job.good(job.ranks(cluster, 2, body))
+    took_s = time.monotonic() - begun
+    assert [s["slow_nodes"] for s in stats] == [1, 1]
+    assert took_s < 12, took_s
+    assert "save.node-slow" in cluster.logs() and "peer=node-1" in cluster.logs()
+    assert "slow: node node-1" in cluster.forebay("why", f"{bundle}@1")
+    cluster.sick[1].heal()
+    with cluster.connect(0) as fb, fb.open(bundle, 1) as version:
+        assert version.read("parts") == b"".join(data)
 
 
 # ---- SIGTERM -----------------------------------------------------------------------------------------------------------------------

@@ -310,7 +310,8 @@ static void give_up(struct takeover *t, const struct found *found, const char *w
 			" of %s: node %s, which coordinated it, was lost, and its successor cannot finish it: %s",
 			found->step, found->bundle, t->group->before, why);
 	end.words = view_str(words.text);
-	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s why=\"%s\"", found->save_id, t->group->name, why);
+	logm(LOG_WARN, "save.given-up", "save=%016" PRIx64 " group=%s words=\"%s\"", found->save_id, t->group->name,
+	     why);
 	tell_end(t, found, &end);
 }
 
