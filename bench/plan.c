@@ -89,7 +89,7 @@ static void bench_save(const struct job *job)
 	uint32_t *rank_node = calloc(job->n_ranks, sizeof(*rank_node)), *offers = calloc(n_offers, sizeof(*offers));
 	struct save_unique *uniques = calloc(job->n_uniques, sizeof(*uniques));
 	struct save_facts facts = { nodes,	    n_nodes, rank_node, job->n_ranks, uniques,
-				    job->n_uniques, offers,  n_offers,	job->copies };
+				    job->n_uniques, offers,  n_offers,	job->copies,  0 };
 	struct save_plan plan = { 0 };
 	uint64_t x = 88172645463325252;
 
