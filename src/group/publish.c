@@ -1,7 +1,7 @@
 /*
  * group/publish.c: from staged to durable: the slot, the packs, and the version that names them.
  *
- * Equal blocks of one save are stored once (content deduplication, design §6); holes are recorded and not stored. Each pack is
+ * Equal blocks of one save are stored once (content deduplication); holes are recorded and not stored. Each pack is
  * written by the node that the plan named, whole, before the root says that it exists. In rounds: what a lost or slow node had not
  * written is dealt out to others that hold it. Blocks that the parent has are not written again where bundle/share.h says so.
  */
@@ -478,8 +478,10 @@ static int upload_round(struct csave *save, struct version *version, struct draf
 	_cleanup_(cleanup_mem) bool *movable = calloc(n + 1, sizeof(*movable));
 	struct fan_call *calls = fan_new(n);
 
-	if (!calls || !movable)
-		r = -ENOMEM;
+	if (r || !calls || !movable) {
+		fan_free(calls, n);
+		return r ? r : -ENOMEM;
+	}
 	for (size_t i = 0; !r && i < n; i++) {
 		movable[i] = may_move(save, version, &packs[i]);
 		calls[i].node = save->recipe->nodes[packs[i].node];
