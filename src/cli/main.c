@@ -53,6 +53,7 @@ int main(int argc, char **argv)
 	const char *word = argc > 1 ? argv[1] : "";
 	const struct verb *verb = find_verb(word);
 
+	setvbuf(stderr, NULL, _IOLBF, BUFSIZ); /* a line in one write: others may write to it, too */
 	if (verb) {
 		command_verb = verb->name;
 		return close_output(verb->run(argc - 1, argv + 1));

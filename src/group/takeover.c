@@ -376,27 +376,50 @@ static int take_held(struct csave *save, size_t node, struct view answer)
 	return r == 1 ? 0 : r;
 }
 
+/* Nodes that are known to be down, as the last coordinator's mostly is, are not waited for. */
+static void lose_silent(struct csave *save)
+{
+	struct groups *groups = save->group->groups;
+	const struct recipe *recipe = save->recipe;
+	_cleanup_(cleanup_mem) struct node_info *infos = NULL;
+	size_t n = 0;
+
+	if (cluster_nodes(groups->cluster, env_in_ms(groups->env, SETTLE_MS), &infos, &n, NULL))
+		return;
+	for (size_t i = 0; i < n; i++)
+		for (size_t node = 0; !infos[i].up && node < recipe->n_nodes; node++)
+			if (!strcmp(recipe->nodes[node], infos[i].name))
+				save_lose_node(save, node, "it is down");
+}
+
 static int ask_holders(struct csave *save)
 {
 	const struct recipe *recipe = save->recipe;
 	struct groups *groups = save->group->groups;
 	struct msg_save_id id = { .save_id = save->save_id, .epoch = save->group->epoch };
 	struct fan_call *calls = fan_new(recipe->n_nodes);
+	size_t n = 0;
 	int r = calls ? 0 : -ENOMEM;
 
+	lose_silent(save);
 	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		calls[node].node = recipe->nodes[node];
-		r = msg_save_id_encode(&id, &calls[node].body);
+		if (save->nodes[node].lost)
+			continue;
+		calls[n].node = recipe->nodes[node];
+		calls[n].index = node;
+		r = msg_save_id_encode(&id, &calls[n++].body);
 	}
 	if (!r)
-		fan_tell(groups, MSG_G_HELD, calls, recipe->n_nodes, env_in_ms(groups->env, SETTLE_MS));
-	for (size_t node = 0; !r && node < recipe->n_nodes; node++) {
-		if (calls[node].result)
+		fan_tell(groups, MSG_G_HELD, calls, n, env_in_ms(groups->env, SETTLE_MS));
+	for (size_t i = 0; !r && i < n; i++) {
+		size_t node = calls[i].index;
+
+		if (calls[i].result)
 			save_lose_node(save, node,
-				       calls[node].result == -ENOENT ? "it was started anew" : calls[node].error.text);
+				       calls[i].result == -ENOENT ? "it was started anew" : calls[i].error.text);
 		else
-			r = take_held(save, node, view_buf(&calls[node].answer));
-		save->nodes[node].joined = !calls[node].result && !save_takes_part(save, node);
+			r = take_held(save, node, view_buf(&calls[i].answer));
+		save->nodes[node].joined = !calls[i].result && !save_takes_part(save, node);
 	}
 	fan_free(calls, recipe->n_nodes);
 	return r;
