@@ -3,17 +3,23 @@
  * that an allocation of the code under test can fail. Counts what is allocated and not freed: at the end of a world nothing is.
  */
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim/strike.h"
 
-static int64_t outstanding; /* one thread: a simulated world has no other */
+static _Atomic int64_t outstanding; /* a simulated world has one thread, other tests with this file have more */
 
 int64_t strike_outstanding(void)
 {
-	return outstanding;
+	return atomic_load_explicit(&outstanding, memory_order_relaxed);
+}
+
+static void count_more(int64_t n)
+{
+	atomic_fetch_add_explicit(&outstanding, n, memory_order_relaxed);
 }
 
 void *__real_malloc(size_t size);
@@ -36,7 +42,7 @@ void __wrap_free(void *p);
 
 static void *counted(void *p)
 {
-	outstanding += p != NULL;
+	count_more(p != NULL);
 	return p;
 }
 
@@ -55,7 +61,7 @@ void *__wrap_realloc(void *p, size_t size)
 	if (strike_here(STRIKE_MEMORY))
 		return NULL;
 	void *moved = __real_realloc(p, size);
-	outstanding += moved && !p;
+	count_more(moved && !p);
 	return moved;
 }
 
@@ -64,7 +70,7 @@ void *__wrap_reallocarray(void *p, size_t n, size_t size)
 	if (strike_here(STRIKE_MEMORY))
 		return NULL;
 	void *moved = __real_reallocarray(p, n, size);
-	outstanding += moved && !p;
+	count_more(moved && !p);
 	return moved;
 }
 
@@ -82,7 +88,7 @@ static int print(char **ret, const char *format, va_list ap)
 {
 	int n = strike_here(STRIKE_MEMORY) ? -1 : vasprintf(ret, format, ap);
 
-	outstanding += n >= 0;
+	count_more(n >= 0);
 	return n;
 }
 
@@ -109,6 +115,6 @@ int __wrap___asprintf_chk(char **ret, int flag, const char *format, ...)
 
 void __wrap_free(void *p)
 {
-	outstanding -= p != NULL;
+	count_more(-(p != NULL));
 	__real_free(p);
 }
