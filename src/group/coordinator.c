@@ -206,8 +206,7 @@ static int decode_row(struct view in, char ret_node[NODE_NAME_MAX + 1], uint64_t
 		r = get_u64(&in, &epoch);
 	if (r || !node.len || node.len > NODE_NAME_MAX)
 		return -EPROTO;
-	memcpy(ret_node, node.ptr, node.len);
-	ret_node[node.len] = 0;
+	snprintf(ret_node, NODE_NAME_MAX + 1, "%.*s", (int)node.len, node.ptr ? (const char *)node.ptr : "");
 	if (ret_epoch)
 		*ret_epoch = epoch;
 	return 0;
