@@ -144,7 +144,7 @@ int publish_index(struct bundles *bundles, const struct place *place, uint64_t n
 		return folded(number, e);
 	if (r)
 		return error_set(e, -ERR_EUNINDEXED, "version %" PRIu64 " is published, but not in the index yet: %s",
-				 number, why.text);
+				 number, why.code ? why.text : error_meaning(r));
 	return 0;
 }
 

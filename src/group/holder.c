@@ -380,7 +380,7 @@ static int serve_copy(void *arg, const char *from, struct view body, uint64_t de
 	if (!r)
 		r = parse_copies(&msg, &copies, &n);
 	if (r)
-		return error_set(e, r, "malformed G_COPY from %s", from);
+		return error_set(e, r, "%s G_COPY from %s", r == -ENOMEM ? "no memory for" : "malformed", from);
 	r = begin_holding(arg, &msg, from);
 	if (r)
 		return r;

@@ -104,6 +104,8 @@ static int told(struct kth *kth, const struct env *who, const char *what, int r,
 	world_tell(kth->world, who, "is told: %s: %s: %s", what, error_name(r), words);
 	if (r > 0 || strcmp(error_name(r), "E?") == 0 || !*words)
 		went_wrong(kth, KTH_WRONG, "%s: %s fails with %d, without a name or words", who->name, what, r);
+	if (strstr(words, "malformed") || (strlen(words) > 1 && strcmp(words + strlen(words) - 2, ": ") == 0))
+		went_wrong(kth, KTH_WRONG, "%s: %s: words that mislead: %s", who->name, what, words);
 	if (kth->result->end != KTH_WELL)
 		return r;
 	kth->result->end = KTH_NAMED;
