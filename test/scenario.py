@@ -203,7 +203,7 @@ class Play:
         self.runs, self.actors, self.first = 0, [], None
         self.armed = []  # [passes left, line, words]
         self.wanted, self.stopped, self.apart = set(), set(), set()
-        self.deed_at, self.took_s, self.over = None, None, False
+        self.deed_at, self.took_s, self.over, self.broken = None, None, False, None
 
     def run(self):
         """Seconds from the last deed at a point to the end that was expected then; None: there was none."""
@@ -258,7 +258,10 @@ class Play:
         for armed in self.armed:
             armed[0] -= 1
             if armed[0] == 0:
-                self.deed(*armed[2])
+                try:
+                    self.deed(*armed[2])
+                except Exception as error:  # the other thread shall hear of it
+                    self.broken = error
                 self.deed_at = time.monotonic()
 
     # ---- deeds
@@ -291,7 +294,7 @@ class Play:
             self.apart.discard(node)
         elif verb == "cut":
             self.apart.add(node)
-            if self.wires.stops:
+            if isinstance(self.wires, wires.Frozen):
                 self.stopped.add(node)
             self.wires.silence(node)
         elif verb == "heal":
@@ -379,6 +382,7 @@ class Play:
 
     def do_reached(self):
         job.until(lambda: all(armed[0] <= 0 for armed in self.armed), "the point is reached", self.limit_s)
+        assert not self.broken, repr(self.broken)
         self.armed = []
 
     def living(self):
