@@ -39,6 +39,11 @@ struct daemon {
 	struct error why; /* not joined yet */
 };
 
+struct groups *daemon_groups(const struct daemon *daemon)
+{
+	return daemon->groups;
+}
+
 int daemon_ready(const struct daemon *daemon, struct error *e)
 {
 	if (daemon->joined)

@@ -48,5 +48,6 @@ unsigned daemon_drain(struct daemon *daemon, uint64_t deadline_ns);
 /* Waits in a fiber: refuses new clients, ends what is under way. */
 void daemon_stop(struct daemon *daemon);
 void daemon_free(struct daemon *daemon);		      /* accepts NULL; after daemon_stop() */
+struct groups *daemon_groups(const struct daemon *daemon);    /* NULL: not yet; for tests that look inside */
 const char *daemon_address(const struct daemon *daemon);      /* where peers reach it, with the port that it got */
 const char *daemon_http_address(const struct daemon *daemon); /* likewise, over HTTP; "": nowhere */

@@ -10,15 +10,17 @@
 #include "sim/history_suite.h"
 #include "sim/inside.h"
 
-#define GREET_MS   10000
-#define CALL_MS	   20000 /* what a daemon has for a call; it may take SLACK_MS longer */
-#define COLLECT_MS 120000
-#define SLACK_MS   10000
-#define LOAD_MS	   700000
-#define WORK_NS	   (300 * NS_PER_US)
-#define PAGE	   3 /* so that lists have several */
-#define WANTS_MAX  (2 * ITEMS_MOST)
-#define UNTOUCHED  0xee
+#define GREET_MS     10000
+#define CALL_MS	     20000 /* what a daemon has for a call; it may take SLACK_MS longer */
+#define COLLECT_MS   120000
+#define SLACK_MS     10000
+#define LOAD_MS	     700000
+#define WORK_NS	     (300 * NS_PER_US)
+#define PAGE	     3		       /* so that lists have several */
+#define SLOW_NS	     (200 * NS_PER_MS) /* of a process that gets no core */
+#define SLOW_ONCE_IN 50
+#define WANTS_MAX    (2 * ITEMS_MOST)
+#define UNTOUCHED    0xee
 
 /* ---- the shell ---- */
 
@@ -40,6 +42,7 @@ static int on_arena(void *arg, uint64_t id, uint64_t bytes, bool writable, uint8
 	if (c->n_arenas == ARRAY_LEN(c->arenas) || sim_take_arena(c->stream, &arena))
 		return error_set(e, -EPROTO, "an arena was announced and did not come");
 	CHECK(arena.size == bytes);
+	c->captures |= (unsigned)writable << c->n_arenas;
 	c->arenas[c->n_arenas++] = arena;
 	*ret = arena.ptr;
 	return 0;
@@ -93,7 +96,9 @@ static int hand(void *arg)
 			r = wait_at(&c->place, FOREVER);
 			continue;
 		}
-		r = fiber_sleep_until(env_now(c->env) + world_random(c->h->world, WORK_NS));
+		uint64_t most_ns =
+			world_random(c->h->world, c->h->fickle ? SLOW_ONCE_IN / 10 : SLOW_ONCE_IN) ? WORK_NS : SLOW_NS;
+		r = fiber_sleep_until(env_now(c->env) + world_random(c->h->world, most_ns));
 		if (!r || world_random(c->h->world, 2)) /* killed, it has done it or has not */
 			work_run(work);
 		core_work_done(c->core, work);
@@ -205,7 +210,7 @@ int client_open(struct client *c, unsigned bundle, const char *spec, uint64_t gr
 	return r;
 }
 
-static void close_version(struct client *c, uint64_t handle)
+void client_close(struct client *c, uint64_t handle)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	struct msg_handle m = { handle };
@@ -338,7 +343,7 @@ int client_read(struct client *c, unsigned bundle, const char *spec)
 	if (r == -ERR_EDELETED && c->h->calm)
 		history_fail(c->h, "version %" PRIu64 " of %s was deleted while it was open", open.number,
 			     bundle_names[bundle]);
-	close_version(c, open.handle);
+	client_close(c, open.handle);
 	return r;
 }
 

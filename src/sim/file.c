@@ -355,6 +355,7 @@ static int begin(struct sim_env *e, struct disk *disk, uint64_t bytes, uint64_t 
 	if (fault_here(e, FAULT_SLOW, what, path))
 		at_ns += world_random(w, SLOW_NS);
 	(void)fiber_sleep_until(at_ns); /* workers are never cancelled */
+	(void)fiber_sleep_until(e->dead ? 0 : e->stopped_until_ns);
 	if (!e->dead && strike_here(STRIKE_FILE))
 		return fault == FAULT_NO_SPACE ? -ENOSPC : -EIO;
 	return e->dead ? -ESHUTDOWN : failure(e, fault, what, path);

@@ -14,16 +14,20 @@
 #include "daemon/daemon.h"
 #include "sim/inside.h"
 
-#define HISTORY_NS  (7200 * NS_PER_S) /* a history that takes longer does not end */
-#define POOL_ENOUGH (64u << 20)	      /* where all must succeed */
-#define READY_MS    90000	      /* for a healed cluster to be whole again */
-#define VERIFY_MS   60000
-#define AWAY_MS	    8000  /* of a dead node, at most */
-#define TROUBLE_MS  1500  /* between two troubles, at most */
-#define CUT_OFF_MS  20000 /* of a node that comes back as a zombie */
-#define STORE	    "/store"
-#define KEYS_MAX    10000
-#define PACK_HEAD   4096
+#define HISTORY_NS     (7200 * NS_PER_S) /* a history that takes longer does not end */
+#define POOL_ENOUGH    (64u << 20)	 /* where all must succeed */
+#define READY_MS       90000		 /* for a healed cluster to be whole again */
+#define VERIFY_MS      60000
+#define AWAY_MS	       8000  /* of a dead node, at most */
+#define TROUBLE_MS     1500  /* between two troubles, at most */
+#define SLOW_RATE      20000 /* bytes per s to the store */
+#define SLOW_ROOTS     10
+#define KILL_ONCE_IN   100 /* while ranks capture */
+#define ERRAND_ONCE_IN 2
+#define CALL_ONCE_IN   20
+#define STORE	       "/store"
+#define KEYS_MAX       10000
+#define PACK_HEAD      4096
 
 const char *const bundle_names[BUNDLES] = { "job/a", "model" };
 const char *const label_names[LABELS] = { "prod", "best" };
@@ -96,6 +100,17 @@ static void kill_person(struct person *person)
 	nursery_cancel(&person->nursery);
 }
 
+static struct person *some_person(struct history *h)
+{
+	struct person *found = NULL;
+	uint64_t n = 0;
+
+	list_each(at, &h->persons)
+		if (world_random(h->world, ++n) == 0)
+			found = list_entry(at, struct person, link);
+	return found;
+}
+
 /* ---- nodes ---- */
 
 static void node_start(struct node *n)
@@ -103,9 +118,10 @@ static void node_start(struct node *n)
 	struct history *h = n->h;
 	const struct daemon_tenant tenant = { .name = TENANT,
 					      .socket = n->socket + strlen("unix:"),
-					      .pool_bytes = h->calm || h->healed ? POOL_ENOUGH : h->pool_bytes };
+					      .pool_bytes = (h->calm && !h->tight) || h->healed ? POOL_ENOUGH :
+												  h->pool_bytes };
 	struct daemon_options o = { .node = n->name,
-				    .domain = n->name,
+				    .domain = n->domain_name,
 				    .cluster = "sim",
 				    .key = view_str("the key of the simulated cluster"),
 				    .listen = n->listen,
@@ -130,6 +146,8 @@ static void node_start(struct node *n)
 static void node_end(struct node *n)
 {
 	n->up = false;
+	nursery_fini(&n->calls);
+	nursery_init(&n->calls, n->h->world->loop);
 	if (n->daemon)
 		daemon_stop(n->daemon);
 	daemon_free(n->daemon);
@@ -155,6 +173,7 @@ static int node_live(void *arg)
 
 	while (!r) {
 		n->env = n->env ? world_revive(n->env) : world_env_new(h->world, n->name);
+		sim_env(n->env)->file_rate = h->healed ? 0 : n->file_rate;
 		node_start(n);
 		while (!n->up && !r && !sim_env(n->env)->dead) {
 			node_end(n);
@@ -199,7 +218,7 @@ static void kill_node(struct node *n, enum deed deed)
 }
 
 /* Everywhere at once: a store that forgets while its writers go on as if nothing had happened would be none. */
-static void lose_power(struct history *h)
+void history_lose_power(struct history *h)
 {
 	for (unsigned i = 0; i < h->n_nodes; i++) {
 		struct node *n = &h->nodes[i];
@@ -215,28 +234,30 @@ static void lose_power(struct history *h)
 	world_power_loss(h->world, STORE);
 }
 
-static int end_cut(void *arg)
-{
-	struct history *h = arg;
-	int r = fiber_sleep_until(h->world->now_ns + CUT_OFF_MS * NS_PER_MS);
-
-	world_silence(h->world, h->nodes[h->lost].name, "*", false);
-	world_silence(h->world, "*", h->nodes[h->lost].name, false);
-	return r;
-}
-
-/* The one misfortune of a history that has no other: a node is lost, or cut off until a successor has taken over what it did. */
+/*
+ * The one misfortune of a history that has no other: a node, and whoever shares its failure domain, is lost, or cut off until a
+ * successor has taken over what it did. Not the first, which has the engine: without it all would wait.
+ */
 static void lose_one(struct history *h)
 {
-	h->lost = (int)world_random(h->world, h->n_nodes);
-	if (h->lost && world_random(h->world, 3) == 0) { /* the first has the engine: without it all would wait */
-		history_deed(h, DEED_NODE_CUT_OFF);
-		world_silence(h->world, h->nodes[h->lost].name, "*", true);
-		world_silence(h->world, "*", h->nodes[h->lost].name, true);
-		CHECK(!fiber_start(&h->flows, "cut", end_cut, h));
-		return;
+	const struct node *one = world_random(h->world, 2) ? zombie_coordinator(h) : NULL;
+
+	h->lost = (int)(one ? one : &h->nodes[world_random(h->world, h->n_nodes)])->domain;
+	bool cut = h->lost != (int)h->nodes[0].domain && world_random(h->world, 2), still = world_random(h->world, 2);
+
+	truth_disturb(h);
+	for (unsigned i = 0; i < h->n_nodes; i++) {
+		struct node *n = &h->nodes[i];
+
+		if (h->lost != (int)n->domain)
+			continue;
+		if (cut) {
+			history_deed(h, DEED_NODE_CUT_OFF);
+			zombie_begin(n, still);
+		} else {
+			kill_node(n, DEED_NODE_LOST);
+		}
 	}
-	kill_node(&h->nodes[h->lost], DEED_NODE_LOST);
 }
 
 /* ---- listeners ---- */
@@ -249,6 +270,9 @@ static void on_point(enum point point)
 		return;
 	h->coverage->points[point]++;
 	world_tell(h->world, NULL, "point %s", point_name(point));
+	if (!h->healed &&
+	    (point == POINT_PARENT_SHARED || (point == POINT_SLOT_OPEN && world_random(h->world, ERRAND_ONCE_IN) == 0)))
+		CHECK(!fiber_start(&h->errands, "errand", parent_errand, h));
 	if (h->calm || h->healed || point != h->point || !h->point_count || --h->point_count)
 		return;
 	if (h->one_loss) {
@@ -256,7 +280,7 @@ static void on_point(enum point point)
 		return;
 	}
 	if (world_random(h->world, 3) == 0)
-		lose_power(h);
+		history_lose_power(h);
 	else
 		kill_node(&h->nodes[world_random(h->world, 2) ? 0 : world_random(h->world, h->n_nodes)],
 			  DEED_NODE_KILLED_AT_POINT); /* the first has the engine */
@@ -266,8 +290,19 @@ static void on_point(enum point point)
 
 static void on_move(enum save_state from, enum save_state to)
 {
-	if (now_living)
-		now_living->coverage->moves[from][to]++;
+	struct history *h = now_living;
+
+	if (!h)
+		return;
+	h->coverage->moves[from][to]++;
+	struct person *person = to == SAVE_CAPTURING && !h->calm && !h->one_loss && !h->healed &&
+						world_random(h->world, KILL_ONCE_IN) == 0 ?
+					some_person(h) :
+					NULL;
+	if (person)
+		kill_person(person);
+	if ((to == SAVE_CAPTURING || to == SAVE_CAPTURED) && world_random(h->world, CALL_ONCE_IN) == 0)
+		zombie_call(h);
 }
 
 static void on_log(void *arg, enum log_level level, const char *line)
@@ -315,17 +350,6 @@ static void end_silences(struct history *h)
 	}
 }
 
-static struct person *some_person(struct history *h)
-{
-	struct person *found = NULL;
-	uint64_t n = 0;
-
-	list_each(at, &h->persons)
-		if (world_random(h->world, ++n) == 0)
-			found = list_entry(at, struct person, link);
-	return found;
-}
-
 static int make_trouble(void *arg)
 {
 	struct history *h = arg;
@@ -357,7 +381,10 @@ static int make_trouble(void *arg)
 			break;
 		case 5:
 			if (world_random(h->world, 3) == 0)
-				lose_power(h);
+				history_lose_power(h);
+			break;
+		case 6:
+			zombie_begin(&h->nodes[world_random(h->world, h->n_nodes)], true);
 			break;
 		default:
 			inject_fault(h);
@@ -413,7 +440,7 @@ static int wait_ready(struct history *h)
 static int restart(struct history *h, bool power)
 {
 	if (power)
-		lose_power(h);
+		history_lose_power(h);
 	nursery_fini(&h->flows);
 	nursery_init(&h->flows, h->world->loop);
 	start_nodes(h);
@@ -787,6 +814,7 @@ static int live(void *arg)
 	int r = 0;
 
 	nursery_init(&h->flows, h->world->loop);
+	nursery_init(&h->errands, h->world->loop);
 	nursery_init(&troubles, h->world->loop);
 	start_nodes(h);
 	if (h->calm || h->one_loss || world_random(h->world, 4))
@@ -798,6 +826,7 @@ static int live(void *arg)
 	if (!r)
 		r = run_jobs(h);
 	nursery_fini(&troubles);
+	nursery_fini(&h->errands);
 	heal(h);
 	if (!r)
 		r = judge_all(h);
@@ -817,6 +846,9 @@ static void draw_history(struct history *h)
 	for (int i = 0; i < FAULTS; i++)
 		faults += w->faults.per_million[i];
 	h->calm = !faults && !h->one_loss && world_random(w, 2);
+	h->tight = h->calm && world_random(w, 2);
+	h->mad = !h->calm && !h->one_loss && world_random(w, 6) == 0;
+	h->fickle = !h->calm && !h->one_loss && !h->mad && world_random(w, 6) == 0;
 	h->n_nodes = 2 + (unsigned)world_random(w, NODES_MAX - 1);
 	h->model_store = world_random(w, 3) == 0;
 	h->pool_bytes = (2u << 20) << world_random(w, 3);
@@ -829,14 +861,25 @@ static void draw_history(struct history *h)
 
 		n->h = h;
 		n->number = i;
+		n->domain = i >= 2 && world_random(w, 3) == 0 ? h->nodes[world_random(w, i)].domain : h->n_domains++;
+		nursery_init(&n->calls, w->loop);
+		snprintf(n->domain_name, sizeof(n->domain_name), "d%u", n->domain);
 		waitplace_init(&n->place);
 		snprintf(n->name, sizeof(n->name), "n%u", i);
 		snprintf(n->listen, sizeof(n->listen), "tcp:10.0.0.%u:7000", i);
 		snprintf(n->socket, sizeof(n->socket), "unix:/run/n%u", i);
 	}
+	if (!h->calm && world_random(w, 4) == 0)
+		h->nodes[world_random(w, h->n_nodes)].file_rate = SLOW_RATE + world_random(w, SLOW_RATE);
+	if (h->n_domains < h->n_nodes)
+		history_deed(h, DEED_DOMAIN_SHARED);
 	h->ruled = world_random(w, 2);
 	h->point = (enum point)world_random(w, h->one_loss ? POINT_SAVE_TOLD : POINTS);
+	if (h->one_loss && world_random(w, 4) == 0)
+		h->point = POINT_ROOT_NEXT; /* who is cut off here, and goes on, puts a root late */
 	h->point_count = 1 + (unsigned)world_random(w, 3);
+	for (int i = 0; i < SLOW_ROOTS && h->tight; i++)
+		world_inject(w, FAULT_SLOW, "/v/0"); /* the end of a save takes long: others want its room */
 	if (h->calm)
 		history_deed(h, DEED_HISTORY_CALM);
 }

@@ -4,6 +4,7 @@
  *	truth_suite.c		what was offered and promised, and the checks of whatever a client sees against it
  *	client_suite.c	a client process: libforebay's core over a simulated unix stream
  *	rank_suite.c	what ranks and the operator do
+ *	zombie_suite.c	nodes that are taken for dead, and what a coordinator says that was overtaken
  *	history_suite.c	nodes, faults, the healing and the last judgement
  */
 #pragma once
@@ -60,7 +61,13 @@
 	X(SAVE_OUTLIVED, "a save outlived a node that it lay on")              \
 	X(SAVE_SKIPPED, "a save was skipped for want of room")                 \
 	X(SAVE_SUPERSEDED, "a save was dropped for a newer one")               \
-	X(SAVE_THROUGH, "a save went straight to the store")
+	X(SAVE_THROUGH, "a save went straight to the store")                   \
+	X(ZOMBIE_REFUSED, "a node refused a coordinator that was overtaken")   \
+	X(NODE_STOOD_STILL, "a node that was cut off stood still, too")        \
+	X(DOMAIN_SHARED, "nodes shared a failure domain")                      \
+	X(SCRIBBLED, "a rank wrote to what it had captured")                   \
+	X(READER_RESPECTED, "a version was not deleted while it was open")     \
+	X(PARENT_THREATENED, "somebody wanted to delete the parent of a save")
 
 enum deed {
 #define X(name, text) DEED_##name,
@@ -98,7 +105,11 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	bool durable;	    /* somebody was told so */
 	bool captured;	    /* and so on */
 	bool skipped;
-	bool superseded;
+	bool unskipped;		  /* a rank was told that it ended otherwise */
+	bool superseded, dropped; /* dropped: and nothing else can have had to do with it */
+	bool over;		  /* a rank was told its end */
+	bool disturbed; /* a run that began, a rank that cancelled, or a node that was lost may have had to do with its end */
+	bool scribbled;	  /* some rank wrote to captured bytes before it was known to be durable */
 	bool shown;	  /* somebody saw it */
 	bool dying;	  /* deletion was asked for */
 	uint64_t gone_ns; /* when it was confirmed; 0: it was not */
@@ -122,7 +133,8 @@ struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t numbe
 bool truth_is_large(const struct attempt *a); /* its first item is a replica of which samples see a part */
 /* May it be gone by now: by a deletion that was asked for, or by a rule that was set? */
 bool truth_may_go(const struct history *h, const struct attempt *a);
-bool truth_lies(const struct attempt *a); /* replicas differ */
+bool truth_lies(const struct attempt *a);      /* replicas differ */
+bool truth_lie_shows(const struct attempt *a); /* where every sample looks */
 /* The item as @rank offers it, and its boxes there: how many. */
 struct item truth_item(const struct attempt *a, unsigned i, uint32_t rank);
 unsigned truth_boxes(const struct attempt *a, const struct item *item, uint32_t rank, struct box ret[BOXES_MAX]);
@@ -133,6 +145,9 @@ bool truth_equals(const struct attempt *a, const struct item *item, const struct
 struct attempt *truth_seen(struct client *c, unsigned bundle, uint64_t number, uint64_t step,
 			   struct list_view attributes);
 void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable);
+/* Its ranks, and what they are told, are no measure any more of what the nodes should have done: all saves so far. */
+void truth_disturb(struct history *h);
+bool truth_quiet(const struct history *h, const struct attempt *a); /* nothing has happened that it could fail by */
 /* A rank was told that it is captured (0), or how it ended: what all its ranks are told must go together. */
 void truth_told(struct history *h, struct attempt *a, int r);
 
@@ -146,8 +161,8 @@ struct client {
 	struct waitplace place; /* woken by whatever happens */
 	struct nursery nursery;
 	struct arena arenas[4];
-	unsigned n_arenas;
-	uint64_t asked_ns; /* when its last call began */
+	unsigned n_arenas, captures; /* captures: which of them the daemon lets it write to */
+	uint64_t asked_ns;	     /* when its last call began */
 };
 /* Connects to a node and greets: 0, or why not. Either way end it. */
 int client_begin(struct client *c, struct history *h, struct env *env, const char *address);
@@ -164,6 +179,7 @@ int client_open(struct client *c, unsigned bundle, const char *spec, uint64_t gr
 /* Loads boxes of @a and compares: as rank @rank of @ranks, or whole when @ranks is 0. */
 int client_load(struct client *c, struct core_group *group, uint64_t handle, const struct attempt *a, uint32_t rank,
 		uint32_t ranks);
+void client_close(struct client *c, uint64_t handle);
 /* Looks at the whole version: items, bytes. @a: what it must be. */
 int client_read(struct client *c, unsigned bundle, const char *spec);
 int client_list(struct client *c, unsigned bundle, struct buf *ret_text); /* checks; appends all that it says */
@@ -175,17 +191,30 @@ int client_collect(struct client *c);
 
 int job_run(struct history *h, bool must); /* one run of a job: waits until its ranks are gone */
 int operator_run(void *history);	   /* until cancelled */
+int parent_errand(void *history);	   /* somebody wants to delete the parent of a save that is under way */
+
+/* ---- zombie_suite.c ---- */
+
+struct node;
+
+/* Nobody hears it for a while. With @still what it asks of the store happens later, too. */
+void zombie_begin(struct node *n, bool still);
+const struct node *zombie_coordinator(struct history *h); /* a node that coordinates; NULL: none */
+/* Of the saves that are under way some node is called by a coordinator that is over: it must refuse. */
+void zombie_call(struct history *h);
 
 /* ---- history_suite.c ---- */
 
 struct node {
 	struct history *h;
-	unsigned number;
-	char name[SIM_NAME_BYTES], listen[32], socket[32];
+	unsigned number, domain;
+	char name[SIM_NAME_BYTES], listen[32], socket[32], domain_name[8];
 	struct env *env;
 	struct daemon *daemon;
 	bool up, rebuild;
+	uint64_t file_rate;	/* bytes per s of its way to the store; 0: as all others */
 	struct waitplace place; /* woken when it was killed */
+	struct nursery calls;	/* zombie_suite.c's, by its cluster */
 };
 
 struct person { /* a client process that may be killed */
@@ -201,15 +230,19 @@ struct history {
 	struct coverage *coverage;
 	char failure[512]; /* the first */
 	bool calm;	   /* nothing is done to it: all must succeed */
+	bool tight;	   /* and pools are small: saves press each other */
+	bool mad;	   /* ranks write to what they have captured */
+	bool fickle;	   /* ranks are slow, and cancel what others capture */
 	bool one_loss;	   /* one node is lost, once: with two copies what was staged becomes durable */
-	int lost;	   /* that node; -1: none yet */
+	int lost;	   /* the domain of that node; -1: none yet */
 	bool healed;
 	struct node nodes[NODES_MAX];
-	unsigned n_nodes, n_runs, n_persons, serial;
+	unsigned n_nodes, n_domains, n_runs, n_persons, serial;
 	bool model_store;
 	uint64_t pool_bytes;
 	struct model_records *store, *engine;
 	struct nursery flows;
+	struct nursery errands; /* of persons, until the healing */
 	struct list persons;
 	enum point point; /* where a node dies, the count-th time it is reached */
 	unsigned point_count;
@@ -224,6 +257,7 @@ struct history {
 	} rules[BUNDLES][RULES_MAX]; /* that may have been in force at some time */
 	unsigned n_rules[BUNDLES];
 	bool ruled; /* the operator of this history sets rules */
+	bool scribbled;
 	uint64_t staged_structure;
 };
 
@@ -232,6 +266,7 @@ extern const char *const bundle_names[BUNDLES], *const label_names[LABELS], *con
 
 void history_fail(struct history *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void history_deed(struct history *h, enum deed deed);
+void history_lose_power(struct history *h);
 int history_sleep(struct history *h, uint64_t most_ms); /* a random time */
 struct person *person_born(struct history *h, unsigned node);
 void person_gone(struct person *person); /* waits, shielded */

@@ -118,6 +118,8 @@ static void drop(struct model_records *records, struct view key)
 static int pass(struct env *env, uint64_t most_ns)
 {
 	(void)fiber_sleep_until(env_now(env) + 1 + world_random(sim_env(env)->world, most_ns));
+	if (!sim_env(env)->dead && sim_env(env)->stopped_until_ns > env_now(env))
+		(void)fiber_sleep_until(sim_env(env)->stopped_until_ns);
 	return sim_env(env)->dead ? -ESHUTDOWN : 0;
 }
 

@@ -10,16 +10,20 @@
 #include "sim/history_suite.h"
 #include "sim/inside.h"
 
-#define PACE_MS	      400 /* between two steps, at most */
-#define PRESSING_MS   4	  /* where saves press each other */
-#define CONNECT_TRIES 40
-#define CONNECT_MS    500
-#define JOIN_MS	      30000
-#define CALL_MS	      20000
-#define CAPTURED_MS   620000 /* a gather that does not come together ends by then */
-#define STAGED_MS     1300000
-#define DURABLE_MS    1900000
-#define PARTS_MAX     (ITEMS_MOST * BOXES_MAX)
+#define PACE_MS		 400 /* between two steps, at most */
+#define PRESSING_MS	 4   /* where saves press each other */
+#define CONNECT_TRIES	 40
+#define CONNECT_MS	 500
+#define JOIN_MS		 30000
+#define CALL_MS		 20000
+#define CAPTURED_MS	 620000 /* a gather that does not come together ends by then */
+#define STAGED_MS	 1300000
+#define DURABLE_MS	 1900000
+#define CANCEL_MS	 60
+#define POWER_ONCE_IN	 60
+#define SCRIBBLE_ONCE_IN 12  /* in a history of which one rank is mad */
+#define SCRIBBLE_BYTES	 128 /* has one wrong bit in each so many */
+#define PARTS_MAX	 (ITEMS_MOST * BOXES_MAX)
 
 enum step_kind { STEP_SAVE, STEP_LOAD };
 struct step {
@@ -63,6 +67,7 @@ struct saving { /* one rank's part of one save */
 	struct core_future stages[CORE_STAGES];
 	struct part parts[PARTS_MAX];
 	unsigned n_parts;
+	struct nursery later; /* what it does about it beside following it */
 	bool cancelled, staged;
 	bool under_way; /* when the one node was lost that this history loses */
 };
@@ -110,6 +115,7 @@ static void save_over(struct saving *s)
 {
 	struct client *c = &s->rank->client;
 
+	nursery_fini(&s->later);
 	for (int i = 0; i < CORE_STAGES; i++)
 		core_future_forget(&s->stages[i]);
 	core_save_cancel(s->save);
@@ -134,7 +140,7 @@ static const struct attempt *first_durable(const struct history *h, const struct
 static void check_outlived(struct saving *s, int r)
 {
 	struct history *h = s->rank->job->h;
-	bool theirs = h->lost == (int)s->rank->person->node;
+	bool theirs = h->lost == (int)h->nodes[s->rank->person->node].domain;
 
 	if (!h->one_loss || !s->staged || theirs)
 		return;
@@ -145,13 +151,20 @@ static void check_outlived(struct saving *s, int r)
 			     s->attempt->copies, s->stages[CORE_DURABLE].error.text);
 }
 
+/* The machines lose power in the moment in which somebody was told durable. */
+static void cut_power(struct history *h)
+{
+	if (!h->calm && !h->one_loss && !h->healed && world_random(h->world, POWER_ONCE_IN) == 0)
+		history_lose_power(h);
+}
+
 static void note_end(struct saving *s, int r)
 {
 	struct history *h = s->rank->job->h;
 	struct attempt *a = s->attempt;
 
 	if (!r) {
-		if (truth_lies(a) && !a->hinted)
+		if (truth_lies(a) && (!a->hinted || truth_lie_shows(a)))
 			history_fail(h, "save %u is durable, and its replicas differ", a->id);
 		truth_published(h, a, core_save_version(s->save), true);
 		if (first_durable(h, a))
@@ -161,8 +174,11 @@ static void note_end(struct saving *s, int r)
 			if (strcmp(stats->stats[i].name, "diverged_blocks") == 0 && stats->stats[i].value)
 				history_deed(h, DEED_REPLICA_DIVERGED);
 	}
+	a->over = true;
 	if (r)
 		truth_told(h, a, r);
+	if (r == -ERR_ECHANGED && !h->scribbled)
+		history_fail(h, "save %u: captured bytes have changed, to which nobody has written", a->id);
 	check_outlived(s, r);
 	history_deed(h, !r && a->policy == POLICY_THROUGH ? DEED_SAVE_THROUGH :
 			!r				  ? DEED_SAVE_DURABLE :
@@ -183,6 +199,23 @@ static void note_end(struct saving *s, int r)
 			     s->stages[CORE_DURABLE].error.code ? s->stages[CORE_DURABLE].error.text : error_name(r));
 }
 
+/* A rank that has lost its mind, and its node's others with it: no save may be durable with what it wrote, but for a hinted one. */
+static void scribble(struct rank *k)
+{
+	struct history *h = k->job->h;
+
+	if (k->job->must || !h->mad)
+		return;
+	for (unsigned i = 0; i < k->client.n_arenas; i++)
+		for (size_t at = 0; k->client.captures >> i & 1 && at < k->client.arenas[i].size; at += SCRIBBLE_BYTES)
+			k->client.arenas[i].ptr[at + world_random(h->world, SCRIBBLE_BYTES)] ^= 1;
+	for (unsigned i = 0; i < h->n_attempts; i++)
+		h->attempts[i]->scribbled |= !h->attempts[i]->durable;
+	h->scribbled = true;
+	history_deed(h, DEED_SCRIBBLED);
+	world_tell(h->world, k->client.env, "writes all over what it has captured");
+}
+
 /* Until the last stage is over. */
 static int follow(void *arg)
 {
@@ -201,11 +234,32 @@ static int follow(void *arg)
 		if (!r && stage == CORE_CAPTURED) {
 			truth_told(s->rank->job->h, s->attempt, 0);
 			drop_parts(s);
+			if (world_random(s->rank->job->h->world, SCRIBBLE_ONCE_IN) == 0)
+				scribble(s->rank);
 		}
 	}
-	if (!fiber_cancelled())
+	if (!fiber_cancelled()) {
 		note_end(s, r);
+		if (!r)
+			cut_power(s->rank->job->h);
+	}
 	save_over(s);
+	return 0;
+}
+
+/* At once, or while others capture. */
+static int cancel_later(void *arg)
+{
+	struct saving *s = arg;
+	struct history *h = s->rank->job->h;
+	int r = h->fickle || world_random(h->world, 2) ? history_sleep(h, CANCEL_MS) : 0;
+
+	if (r)
+		return r;
+	s->cancelled = true;
+	s->attempt->disturbed = true;
+	core_save_cancel(s->save);
+	client_stir(&s->rank->client);
 	return 0;
 }
 
@@ -227,6 +281,7 @@ static int begin_save(struct rank *k, struct step *step)
 					     .parent = a->parent,
 					     .attributes = list_buf_view(&attributes) };
 	*s = (struct saving){ .rank = k, .attempt = a };
+	nursery_init(&s->later, k->job->h->world->loop);
 	CHECK(!core_save_new(k->group, &options, &s->save, NULL));
 	fill(s);
 	for (int i = 0; i < CORE_STAGES; i++) {
@@ -242,10 +297,8 @@ static int begin_save(struct rank *k, struct step *step)
 	}
 	client_stir(&k->client);
 	CHECK(!fiber_start(&k->saves, "follow", follow, s));
-	if (!k->job->must && world_random(k->job->h->world, 60) == 0) {
-		s->cancelled = true;
-		core_save_cancel(s->save);
-		client_stir(&k->client);
+	if (!k->job->must && world_random(k->job->h->world, k->job->h->fickle ? 20 : 60) == 0) {
+		CHECK(!fiber_start(&s->later, "cancel", cancel_later, s));
 	} else if (world_random(k->job->h->world, 2)) { /* trains on once its buffers are free */
 		struct core_future captured;
 
@@ -272,6 +325,18 @@ static struct attempt *known_version(struct history *h, unsigned bundle)
 			found = a;
 	}
 	return found;
+}
+
+/* What still lies where ranks captured it. */
+static struct attempt *newest_version(struct history *h, unsigned bundle)
+{
+	for (unsigned i = h->n_attempts; i > 0; i--) {
+		struct attempt *a = h->attempts[i - 1];
+
+		if (a->bundle == bundle && a->version && !a->dying && !a->rotten && !a->tainted)
+			return a;
+	}
+	return NULL;
 }
 
 /* Some are large, or as good as as large as a small pool, or larger than any. */
@@ -314,12 +379,12 @@ static void draw_step(struct run *job, unsigned i)
 		return;
 	step->drawn = true;
 	if (step->kind == STEP_LOAD) {
-		step->attempt = known_version(h, job->bundle);
+		step->attempt = h->mad ? newest_version(h, job->bundle) : known_version(h, job->bundle);
 		if (step->attempt && job->must)
 			step->attempt->wanted = true;
 		return;
 	}
-	bool same = i > 0 && world_random(h->world, 4) != 0;
+	bool same = i > 0 && !h->fickle && world_random(h->world, 4) != 0;
 	uint64_t number = job->first_step + i;
 	bool again = !job->must && i && job->steps[i - 1].kind == STEP_SAVE && world_random(h->world, 10) == 0;
 	if (again)
@@ -330,11 +395,15 @@ static void draw_step(struct run *job, unsigned i)
 	step->attempt->hinted = same && world_random(h->world, 4) != 0;
 	step->attempt->copies = job->copies;
 	if (job->pressing || world_random(h->world, 4) == 0)
-		step->attempt->policy = (enum save_policy)world_random(h->world, POLICIES);
+		step->attempt->policy = h->tight && world_random(h->world, 2) ?
+						POLICY_REPLACE :
+						(enum save_policy)world_random(h->world, POLICIES);
 	step->attempt->again = again;
 	if (same && world_random(h->world, 2))
 		draw_parent(h, step->attempt);
-	if (job->n_ranks > 1 && world_random(h->world, truth_is_large(step->attempt) && !job->pressing ? 2 : 12) == 0)
+	if (job->n_ranks > 1 && world_random(h->world, !truth_is_large(step->attempt) ? 12 :
+						       job->pressing		      ? 5 :
+											2) == 0)
 		step->attempt->liar = (int)world_random(h->world, job->n_ranks);
 }
 
@@ -352,6 +421,8 @@ static int load_step(struct rank *k, const struct attempt *a)
 		return truth_may_go(k->job->h, a) && (r == -ENOENT || r == -ERR_EDELETED || a->dying) ? 0 : r;
 	if (truth_seen(&k->client, a->bundle, open.number, open.step, open.attributes) != a)
 		return -EPROTO;
+	if (world_random(k->job->h->world, 3))
+		scribble(k); /* others may want it from this node's memory */
 	r = client_load(&k->client, k->group, open.handle, a, k->number, k->job->n_ranks);
 	if (r == -ERR_EDELETED && k->job->h->calm)
 		history_fail(k->job->h, "version %" PRIu64 " of %s was deleted while it was open", open.number,
@@ -440,17 +511,22 @@ static void draw_job(struct run *job, struct history *h, bool must)
 
 	job->h = h;
 	job->must = must;
+	truth_disturb(h);
 	snprintf(job->run, sizeof(job->run), "run-%u", ++h->n_runs);
 	job->n_ranks = 1 + (uint32_t)world_random(w, RANKS_MAX);
-	job->pressing = world_random(w, 3) == 0;
+	job->pressing = world_random(w, 3) == 0 || ((h->tight || h->fickle) && !h->healed);
 	job->n_steps = job->pressing ? STEPS_MAX : 1 + (unsigned)world_random(w, STEPS_MAX);
 	job->bundle = (unsigned)world_random(w, BUNDLES);
 	job->first_step = 10 * h->n_runs;
-	job->copies = 1 + (uint32_t)world_random(w, h->n_nodes < 3 ? h->n_nodes : 3);
+	job->copies = 1 + (uint32_t)world_random(w, h->n_domains < 3 ? h->n_domains : 3);
 	if (h->one_loss && job->copies < 2)
 		job->copies = 2;
+	if (h->mad && !must)
+		job->copies = 1; /* so that loads take from where it was captured */
 	for (unsigned i = 0; i < job->n_steps; i++)
 		job->steps[i].kind = job->pressing || world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
+	for (unsigned i = 0; i < job->n_steps && h->mad; i++)
+		job->steps[i].kind = i % 2 ? STEP_LOAD : STEP_SAVE;
 	if (must)
 		job->steps[0].kind = STEP_SAVE;
 }
@@ -549,6 +625,69 @@ static int delete_one(struct client *c, struct attempt *a)
 	return r == -EBUSY ? 0 : r;
 }
 
+/* Deletes a version that it has open itself: refused, and what was opened can be read to its end. */
+static int delete_held(struct client *c, struct attempt *a)
+{
+	struct history *h = c->h;
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_open_reply open;
+	char number[24];
+
+	if (!a || a->wanted)
+		return 0;
+	snprintf(number, sizeof(number), "%" PRIu64, a->version);
+	int r = client_open(c, a->bundle, number, 0, &answer, &open);
+	if (r)
+		return truth_may_go(h, a) && (r == -ENOENT || r == -ERR_EDELETED) ? 0 : r;
+	if (truth_seen(c, a->bundle, open.number, open.step, open.attributes) != a)
+		return -EPROTO;
+	bool dying = a->dying;
+	r = delete_one(c, a);
+	bool quiet = h->calm || (h->one_loss && h->lost < 0);
+	if (!r && !dying && !a->dying)
+		history_deed(h, DEED_READER_RESPECTED);
+	if (!r && a->gone_ns && quiet)
+		history_fail(h, "version %" PRIu64 " of %s was deleted while it was open", a->version,
+			     bundle_names[a->bundle]);
+	if (!r)
+		r = client_collect(c);
+	if (!r)
+		r = client_load(c, NULL, open.handle, a, 0, 0);
+	client_close(c, open.handle);
+	return r == -ERR_EDELETED && !quiet ? 0 : r;
+}
+
+/* The parent of a save that all have captured and nobody knows the end of. */
+static struct attempt *wanted_parent(const struct history *h)
+{
+	for (unsigned i = h->n_attempts; i > 0; i--) {
+		const struct attempt *a = h->attempts[i - 1];
+
+		if (a->parent && a->captured && !a->over)
+			return truth_version((struct history *)h, a->bundle, a->parent);
+	}
+	return NULL;
+}
+
+int parent_errand(void *arg)
+{
+	struct history *h = arg;
+	struct attempt *a = wanted_parent(h);
+
+	if (!a || a->dying)
+		return 0;
+	struct person *person = person_born(h, (unsigned)world_random(h->world, h->n_nodes));
+	struct client c;
+	int r = client_begin(&c, h, person->env, h->nodes[person->node].socket);
+
+	if (!r)
+		r = delete_one(&c, a);
+	history_deed(h, DEED_PARENT_THREATENED);
+	client_end(&c);
+	person_gone(person);
+	return 0;
+}
+
 /* Reads a version, by number or as the latest one; a durable one is there. */
 static int read_one(struct client *c, const struct attempt *a)
 {
@@ -606,7 +745,7 @@ static int operate(struct client *c)
 	case 3:
 		return open_label(c, bundle);
 	case 4:
-		return delete_one(c, a);
+		return world_random(h->world, 2) ? delete_one(c, a) : delete_held(c, a);
 	case 5:
 		return h->ruled ? set_rule(c, bundle) : read_one(c, a);
 	case 6:

@@ -10,6 +10,8 @@
 #include "sim/history_suite.h"
 #include "sim/inside.h"
 
+#define SAMPLE_PAGE 4096
+
 enum sharding { SHARD, STRIPE, GRID, PAIR, REPLICA, ALONE, BLOB, SHARDINGS };
 
 static uint64_t mix(uint64_t seed, uint64_t n)
@@ -176,15 +178,28 @@ bool truth_lies(const struct attempt *a)
 	return lies;
 }
 
+/* Every sample has the first page. */
+bool truth_lie_shows(const struct attempt *a)
+{
+	bool shows = false;
+
+	for (unsigned i = 0; i < a->n_items; i++) {
+		struct item item = truth_item(a, i, 0);
+
+		shows |= lie_of(a, &item) < SAMPLE_PAGE;
+	}
+	return shows;
+}
+
 void truth_fill(const struct attempt *a, const struct item *item, const struct box *box, uint32_t rank, uint8_t *bytes)
 {
 	(void)content_box(item, box, (int)rank == a->liar ? lie_of(a, item) : UINT64_MAX, bytes, false);
 }
 
-/* With a hint nobody may have looked at the liar's byte: then it may have been published. */
+/* With a hint nobody may have looked at the liar's byte: then it may have been published, and so may what was written to captured bytes. */
 bool truth_equals(const struct attempt *a, const struct item *item, const struct box *box, const uint8_t *bytes)
 {
-	return content_box(item, box, UINT64_MAX, (uint8_t *)bytes, true) ||
+	return content_box(item, box, UINT64_MAX, (uint8_t *)bytes, true) || (a->hinted && a->scribbled) ||
 	       (a->hinted && content_box(item, box, lie_of(a, item), (uint8_t *)bytes, true));
 }
 
@@ -247,10 +262,22 @@ static bool may_be_replaced(const struct history *h, const struct attempt *a)
 	return false;
 }
 
+void truth_disturb(struct history *h)
+{
+	for (unsigned i = 0; i < h->n_attempts; i++)
+		h->attempts[i]->disturbed = true;
+}
+
+bool truth_quiet(const struct history *h, const struct attempt *a)
+{
+	return h->calm || (h->one_loss && h->lost < 0 && !a->disturbed && !a->again);
+}
+
 void truth_told(struct history *h, struct attempt *a, int r)
 {
 	if (a->again && r == -ERR_ESUPERSEDED)
 		return; /* of the save of that step before: it is told why that one failed */
+	a->unskipped |= r && r != -ERR_ESKIPPED;
 	a->captured |= r == 0;
 	a->skipped |= r == -ERR_ESKIPPED;
 	a->superseded |= r == -ERR_ESUPERSEDED;
@@ -259,7 +286,10 @@ void truth_told(struct history *h, struct attempt *a, int r)
 			     a->version	 ? "is published" :
 			     a->captured ? "a rank was told captured" :
 					   "never wanted to be");
-	if (a->superseded && (a->durable || !may_be_replaced(h, a) || (a->version && h->calm)))
+	if (a->skipped && a->unskipped && truth_quiet(h, a))
+		history_fail(h, "save %u was skipped, and not all of its ranks were told so", a->id);
+	a->dropped |= a->superseded && truth_quiet(h, a);
+	if (a->superseded && (a->durable || !may_be_replaced(h, a) || (a->version && a->dropped)))
 		history_fail(h, "save %u was dropped, and %s", a->id,
 			     a->durable ? "was durable" :
 			     a->version ? "is published" :
@@ -275,7 +305,7 @@ void truth_published(struct history *h, struct attempt *a, uint64_t number, bool
 			     number, other ? "save " : "no save: ", other ? other->id : 0, a->version);
 	a->version = number;
 	a->durable |= durable;
-	if (a->skipped || (a->superseded && (durable || h->calm)))
+	if (a->skipped || (a->superseded && (durable || a->dropped)))
 		history_fail(h, "save %u is version %" PRIu64 ", and a rank was told that it was %s", a->id, number,
 			     a->skipped ? "skipped" : "dropped");
 }

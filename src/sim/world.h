@@ -99,7 +99,8 @@ struct sim_env {
 	/* The rest is the world's own. */
 	struct list link;
 	char name[SIM_NAME_BYTES];
-	bool silent; /* as a dead machine is, until its successor answers with resets */
+	bool silent;		   /* as a dead machine is, until its successor answers with resets */
+	uint64_t stopped_until_ns; /* may be set: until then its file calls wait */
 	int32_t pid;
 	uint64_t dice, out_free_ns, in_free_ns, file_free_ns;
 	struct disk *disk;
