@@ -7,7 +7,6 @@
 
 #include "cli/text.h"
 
-#define TERM_MS	  70000 /* a daemon drains for a minute, unless it is set otherwise */
 #define KILL_MS	  10000
 #define NS_PER_MS 1000000
 
@@ -32,9 +31,9 @@ static int end_by(const struct daemons *daemons, int signal_number, int timeout_
 	return left;
 }
 
-int daemons_end(const struct daemons *daemons)
+int daemons_end(const struct daemons *daemons, int term_ms)
 {
-	int killed = end_by(daemons, SIGTERM, TERM_MS);
+	int killed = end_by(daemons, SIGTERM, term_ms);
 
 	if (killed && end_by(daemons, SIGKILL, KILL_MS))
 		return -EBUSY;

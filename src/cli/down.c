@@ -94,7 +94,7 @@ static unsigned show_left(const struct down *down, uint64_t node)
 
 static void count_end(struct daemons *daemons, struct ended *ended)
 {
-	int killed = daemons_end(daemons);
+	int killed = daemons_end(daemons, DAEMONS_TERM_MS);
 
 	ended->daemons += daemons->n;
 	ended->killed += killed > 0 ? killed : 0;

@@ -373,7 +373,7 @@ static void end_started(struct up *up)
 		if (up->node[i].started && up->node[i].pidfd >= 0)
 			daemons.pidfd[daemons.n++] = up->node[i].pidfd;
 	}
-	daemons_end(&daemons);
+	daemons_end(&daemons, DAEMONS_TERM_MS);
 	for (uint64_t i = 0; i < up->place.nodes; i++) {
 		_cleanup_(cleanup_mem) char *folder = place_node_path(&up->place, i, "");
 
