@@ -47,14 +47,17 @@ struct groups {
 	struct share *shares;
 	unsigned n_shares;
 	struct bundles *bundles;
-	uint64_t token;		     /* this daemon as a holder of leases */
-	struct nursery flows;	     /* coordinators' saves and leases */
-	struct map members;	     /* struct mgroup by tenant, group, incarnation */
-	struct map coordinated;	     /* struct cgroup by tenant, group */
-	struct map saves;	     /* struct msave by save id, once it has one */
-	struct list msaves;	     /* all struct msave of this node */
-	uint64_t failed[FAILED_MAX]; /* ids of saves whose failure was told here last */
-	unsigned n_failed;	     /* ever */
+	uint64_t token;		/* this daemon as a holder of leases */
+	struct nursery flows;	/* coordinators' saves and leases */
+	struct map members;	/* struct mgroup by tenant, group, incarnation */
+	struct map coordinated; /* struct cgroup by tenant, group */
+	struct map saves;	/* struct msave by save id, once it has one */
+	struct list msaves;	/* all struct msave of this node */
+	struct {
+		uint64_t save_id;
+		uint32_t code; /* positive */
+	} failed[FAILED_MAX];  /* saves whose failure was told here last */
+	unsigned n_failed;     /* ever */
 	struct ended_save ended[ENDED_MAX];
 	unsigned n_ended; /* ever; the newest overwrites the oldest */
 	struct peer_watch watch;

@@ -95,12 +95,14 @@ void msave_end_durable(struct msave *save, const struct msg_g_stage *stage)
 }
 
 /* A failure that is told twice must not hit the next save of its step. */
-static bool is_told(struct groups *groups, uint64_t save_id)
+static bool is_told(struct groups *groups, uint64_t save_id, uint32_t code)
 {
 	for (unsigned i = 0; i < FAILED_MAX; i++)
-		if (groups->failed[i] == save_id)
+		if (groups->failed[i].save_id == save_id)
 			return true;
-	groups->failed[groups->n_failed++ % FAILED_MAX] = save_id;
+	unsigned at = groups->n_failed++ % FAILED_MAX;
+	groups->failed[at].save_id = save_id;
+	groups->failed[at].code = code;
 	return false;
 }
 
@@ -117,7 +119,7 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 	if (save && stage.epoch < save->epoch)
 		return error_set(e, -ERR_ESTALEEPOCH, "save %016" PRIx64 " has a newer coordinator, node %s",
 				 stage.save_id, save->coordinator);
-	if (stage.stage == SAVE_FAILED && is_told(groups, stage.save_id))
+	if (stage.stage == SAVE_FAILED && is_told(groups, stage.save_id, stage.code))
 		return 0;
 	save = find_for_stage(groups, &stage);
 	if (!save)

@@ -62,6 +62,17 @@ static int list_ended(const struct groups *groups, struct list_buf *list)
 		if (ended->save_id && ended->code != -ERR_ESTALEEPOCH)
 			r = elem_g_ended_append(list, &elem);
 	}
+	/* what a coordinator that died has told some ranks counts for all */
+	for (size_t i = 0; !r && i < FAILED_MAX; i++) {
+		struct elem_g_ended elem = { .save_id = groups->failed[i].save_id,
+					     .stage = SAVE_FAILED,
+					     .code = groups->failed[i].code,
+					     .words = view_str(
+						     "its coordinator had told other ranks so before it was lost") };
+
+		if (elem.save_id && elem.code && elem.code != ERR_ESTALEEPOCH)
+			r = elem_g_ended_append(list, &elem);
+	}
 	return r;
 }
 
@@ -169,7 +180,7 @@ static int take_ended(struct takeover *t, const struct fan_call *call)
 		list_each(node, &t->found) {
 			struct found *found = list_entry(node, struct found, link);
 
-			if (found->save_id == elem.save_id)
+			if (found->save_id == elem.save_id && found->ended.stage != SAVE_DURABLE)
 				found->ended = elem;
 		}
 	}
