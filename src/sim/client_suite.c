@@ -96,6 +96,8 @@ static int hand(void *arg)
 			r = wait_at(&c->place, FOREVER);
 			continue;
 		}
+		c->works++;
+		wake_all(&c->place);
 		uint64_t most_ns =
 			world_random(c->h->world, c->h->fickle ? SLOW_ONCE_IN / 10 : SLOW_ONCE_IN) ? WORK_NS : SLOW_NS;
 		r = fiber_sleep_until(env_now(c->env) + world_random(c->h->world, most_ns));

@@ -20,7 +20,7 @@
 #define VERIFY_MS      60000
 #define AWAY_MS	       8000  /* of a dead node, at most */
 #define TROUBLE_MS     1500  /* between two troubles, at most */
-#define SLOW_RATE      20000 /* bytes per s to the store */
+#define SLOW_RATE      60000 /* bytes per s to the store */
 #define SLOW_ROOTS     10
 #define KILL_ONCE_IN   100 /* while ranks capture */
 #define ERRAND_ONCE_IN 2

@@ -163,6 +163,7 @@ struct client {
 	struct arena arenas[4];
 	unsigned n_arenas, captures; /* captures: which of them the daemon lets it write to */
 	uint64_t asked_ns;	     /* when its last call began */
+	uint64_t works;		     /* that it has begun: captures, mostly */
 };
 /* Connects to a node and greets: 0, or why not. Either way end it. */
 int client_begin(struct client *c, struct history *h, struct env *env, const char *address);

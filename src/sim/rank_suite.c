@@ -19,7 +19,8 @@
 #define CAPTURED_MS	 620000 /* a gather that does not come together ends by then */
 #define STAGED_MS	 1300000
 #define DURABLE_MS	 1900000
-#define CANCEL_MS	 60
+#define CANCEL_MS	 20
+#define CAPTURE_MS	 500
 #define POWER_ONCE_IN	 60
 #define SCRIBBLE_ONCE_IN 12  /* in a history of which one rank is mad */
 #define SCRIBBLE_BYTES	 128 /* has one wrong bit in each so many */
@@ -252,9 +253,15 @@ static int cancel_later(void *arg)
 {
 	struct saving *s = arg;
 	struct history *h = s->rank->job->h;
-	int r = h->fickle || world_random(h->world, 2) ? history_sleep(h, CANCEL_MS) : 0;
+	struct client *c = &s->rank->client;
+	uint64_t works = c->works, until_ns = env_in_ms(c->env, CAPTURE_MS);
+	int r = 0;
 
-	if (r)
+	while (!r && h->fickle && c->works == works) /* until it has begun to capture, maybe this one */
+		r = wait_at(&c->place, until_ns);
+	if ((!r || r == -ETIMEDOUT) && world_random(h->world, 2))
+		r = history_sleep(h, CANCEL_MS);
+	if (r && r != -ETIMEDOUT)
 		return r;
 	s->cancelled = true;
 	s->attempt->disturbed = true;
@@ -297,7 +304,7 @@ static int begin_save(struct rank *k, struct step *step)
 	}
 	client_stir(&k->client);
 	CHECK(!fiber_start(&k->saves, "follow", follow, s));
-	if (!k->job->must && world_random(k->job->h->world, k->job->h->fickle ? 20 : 60) == 0) {
+	if (!k->job->must && world_random(k->job->h->world, k->job->h->fickle ? 8 : 60) == 0) {
 		CHECK(!fiber_start(&s->later, "cancel", cancel_later, s));
 	} else if (world_random(k->job->h->world, 2)) { /* trains on once its buffers are free */
 		struct core_future captured;
@@ -468,7 +475,7 @@ static int walk_steps(struct rank *k)
 	if (!r)
 		r = join(k);
 	for (unsigned i = 0; !r && i < job->n_steps; i++) {
-		r = history_sleep(job->h, job->pressing ? PRESSING_MS : PACE_MS);
+		r = history_sleep(job->h, job->pressing || job->h->fickle ? PRESSING_MS : PACE_MS);
 		if (r)
 			break;
 		draw_step(job, i);
@@ -514,8 +521,8 @@ static void draw_job(struct run *job, struct history *h, bool must)
 	truth_disturb(h);
 	snprintf(job->run, sizeof(job->run), "run-%u", ++h->n_runs);
 	job->n_ranks = 1 + (uint32_t)world_random(w, RANKS_MAX);
-	job->pressing = world_random(w, 3) == 0 || ((h->tight || h->fickle) && !h->healed);
-	job->n_steps = job->pressing ? STEPS_MAX : 1 + (unsigned)world_random(w, STEPS_MAX);
+	job->pressing = (world_random(w, 3) == 0 && !h->fickle) || (h->tight && !h->healed);
+	job->n_steps = job->pressing || h->fickle ? STEPS_MAX : 1 + (unsigned)world_random(w, STEPS_MAX);
 	job->bundle = (unsigned)world_random(w, BUNDLES);
 	job->first_step = 10 * h->n_runs;
 	job->copies = 1 + (uint32_t)world_random(w, h->n_domains < 3 ? h->n_domains : 3);
@@ -524,7 +531,7 @@ static void draw_job(struct run *job, struct history *h, bool must)
 	if (h->mad && !must)
 		job->copies = 1; /* so that loads take from where it was captured */
 	for (unsigned i = 0; i < job->n_steps; i++)
-		job->steps[i].kind = job->pressing || world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
+		job->steps[i].kind = job->pressing || h->fickle || world_random(w, 3) ? STEP_SAVE : STEP_LOAD;
 	for (unsigned i = 0; i < job->n_steps && h->mad; i++)
 		job->steps[i].kind = i % 2 ? STEP_LOAD : STEP_SAVE;
 	if (must)
