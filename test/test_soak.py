@@ -17,7 +17,8 @@ KILL_EVERY = 25
 FROM = 100  # growth is judged from this save on
 POOL = 16 * job.MIB  # small, so that it is full of cache when growth begins to be judged
 SLOPE_MAX = 1024  # bytes a save
-NOISE = 512 << 10  # between two samples: pages of the heap that a busier moment touched for good
+# Between two samples: pages of the heap that a busier moment touched for good. In short the last sample follows a death.
+NOISE = (512 << 10) if LONG else (4 << 20)
 
 
 def slope(points):
