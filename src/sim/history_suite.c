@@ -869,7 +869,7 @@ static void draw_history(struct history *h)
 		snprintf(n->listen, sizeof(n->listen), "tcp:10.0.0.%u:7000", i);
 		snprintf(n->socket, sizeof(n->socket), "unix:/run/n%u", i);
 	}
-	if (!h->calm && !h->one_loss && world_random(w, 4) == 0)
+	if (!h->calm && world_random(w, 4) == 0)
 		h->nodes[world_random(w, h->n_nodes)].file_rate = SLOW_RATE + world_random(w, SLOW_RATE);
 	if (h->n_domains < h->n_nodes)
 		history_deed(h, DEED_DOMAIN_SHARED);

@@ -92,14 +92,15 @@ struct sim_env {
 	struct env env;
 	struct world *world;
 	bool dead;
-	uint32_t uid;			      /* may be set: as peers on unix streams see it; 1000 at first */
-	uint64_t rate_bytes_per_s;	      /* may be set: of its NIC, each direction; 1 GB/s at first */
-	uint64_t file_rate, stopped_until_ns; /* may be set: its files' bytes per s; when they go on */
-	unsigned open;			      /* streams, files, directories and arenas that it has not given back */
+	uint32_t uid;		   /* may be set: as peers on unix streams see it; 1000 at first */
+	uint64_t rate_bytes_per_s; /* may be set: of its NIC, each direction; 1 GB/s at first */
+	uint64_t file_rate; /* may be set: bytes per s of its files, shared disks' too; 0: as fast as the disk is */
+	unsigned open;	    /* streams, files, directories and arenas that it has not given back */
 	/* The rest is the world's own. */
 	struct list link;
 	char name[SIM_NAME_BYTES];
-	bool silent; /* as a dead machine is, until its successor answers with resets */
+	bool silent;		   /* as a dead machine is, until its successor answers with resets */
+	uint64_t stopped_until_ns; /* may be set: until then its file calls wait */
 	int32_t pid;
 	uint64_t dice, out_free_ns, in_free_ns, file_free_ns;
 	struct disk *disk;
