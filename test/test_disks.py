@@ -5,6 +5,8 @@ durable can be read meanwhile; once the disk works again the next save does, wit
 asked to end makes durable what is captured, or says what it leaves.
 """
 import errno
+import json
+import os
 import random
 import re
 import signal
@@ -28,13 +30,17 @@ def cluster(tmp_path_factory):
     yield from sick_cluster(folder)
 
 
-def sick_cluster(folder):
+def new_cluster(folder):
     """Two nodes, each with a control of its own."""
     cluster = job.Cluster(folder / "c", 2)
     cluster.sick = [sick.Sick(folder, f"node-{node}") for node in range(2)]
     for node, control in enumerate(cluster.sick):
         cluster.env[node] = control.env()
-    with cluster:
+    return cluster
+
+
+def sick_cluster(folder):
+    with new_cluster(folder) as cluster:
         yield cluster
 
 
@@ -50,11 +56,15 @@ def pieces(step, rank):
     return [("shards", dice.randbytes(SHARD), {"shape": (2 * SHARD,), "start": (rank * SHARD,)})]
 
 
-def save(cluster, bundle, step, **options):
-    def body(group, rank):
-        return job.save(group, bundle, step, pieces(step, rank), **options).version
+def whole(step):
+    return b"".join(pieces(step, rank)[0][1] for rank in range(2))
 
-    return job.ranks(cluster, 2, body)
+
+def save(cluster, bundle, step, coordinator=None):
+    def body(group, rank):
+        return job.save(group, bundle, step, pieces(step, rank)).version
+
+    return job.ranks(cluster, 2, body, coordinator=coordinator)
 
 
 def can_save_alone(cluster):
@@ -66,7 +76,7 @@ def can_save_alone(cluster):
 def assert_reads(cluster, bundle, number, step):
     for node in range(2):
         with cluster.connect(node) as fb, fb.open(bundle, number) as version:
-            assert version.read("shards") == b"".join(pieces(step, rank)[0][1] for rank in range(2))
+            assert version.read("shards") == whole(step)
 
 
 def files(cluster):
@@ -139,7 +149,7 @@ def test_whichever_call_on_the_store_fails_a_save_is_there_or_not(cluster, error
     assert before <= files(cluster)
 
 
-@pytest.mark.parametrize("sickness", ["full", "failing writes", "failing syncs"])
+@pytest.mark.parametrize("sickness", ["full", "read-only", "failing writes", "failing syncs"])
 def test_a_sick_disk_under_the_index(cluster, sickness):
     kinds, error, words = SICKNESSES[sickness]
     bundle = job.unique("disk")
@@ -180,6 +190,174 @@ def test_what_a_node_with_a_slow_store_has_to_write_is_written_by_the_other(clus
     cluster.sick[1].heal()
     with cluster.connect(0) as fb, fb.open(bundle, 1) as version:
         assert version.read("parts") == b"".join(data)
+
+
+# ---- at a moment of the save -------------------------------------------------------------------------------------------------------
+
+# What a save comes to when the disk gets sick at that point, on the node that coordinates it and has the index. slot-put: before the root,
+# and the next to be written is a row of the index; root-next: before the root, all else is in the store; root-durable: after it.
+MOMENTS = {
+    ("store", "root-next"): {"full": "fails", "read-only": "fails", "failing": "fails", "slow": "durable"},
+    ("store", "root-durable"): {"full": "durable", "read-only": "durable", "failing": "unindexed", "slow": "durable"},
+    ("index", "slot-put"): {"full": "fails", "read-only": "fails", "failing": "fails", "slow": "durable"},
+    ("index", "root-next"): {"full": "unindexed", "read-only": "unindexed", "failing": "unindexed", "slow": "durable"},
+    ("index", "root-durable"): {"full": "unindexed", "read-only": "unindexed", "failing": "unindexed", "slow": "durable"},
+}
+TROUBLES = {
+    "full": (["write", "create", "link", "mkdir"], errno.ENOSPC),
+    "read-only": (sick.CHANGES, errno.EROFS),
+    "failing": (["read", *sick.CHANGES], errno.EIO),
+    "slow": (["read", "write", "sync", "link"], 0),
+}
+SLOW_MS = 30
+
+
+class Halting:
+    """Two nodes that halt at one point whenever they pass it, and go on at once; before that a deed is done there, once, if one is set."""
+
+    def __init__(self, cluster, point):
+        self.cluster, self.point, self.deed, self.over = cluster, point, None, False
+        for env in cluster.env:
+            env["FOREBAY_STOP_AT"] = f"{point}:*"
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self):
+        while not self.over:
+            for daemon in filter(None, self.cluster.daemons):
+                if self._has_stopped(daemon.pid):
+                    deed, self.deed = self.deed, None
+                    if deed:
+                        deed()
+                    daemon.send_signal(signal.SIGCONT)
+            time.sleep(0.001)
+
+    @staticmethod
+    def _has_stopped(pid):
+        try:
+            return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+        except ChildProcessError:
+            return False
+
+    def end(self):
+        self.over = True
+        self.thread.join(job.LIMIT_S)
+
+
+@pytest.fixture
+def halting(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("moments")
+    cluster = new_cluster(folder)
+    halting = Halting(cluster, request.param)
+    try:
+        with cluster:
+            yield halting
+    finally:
+        halting.end()
+
+
+def make_sick(cluster, disk, trouble, node=0):
+    kinds, error = TROUBLES[trouble]
+    path = f"{cluster.store if disk == 'store' else cluster.meta}/"
+    if error:
+        cluster.sick[node].fail(*kinds, error=error, path=path)
+    else:
+        cluster.sick[node].slow(*kinds, ms=SLOW_MS, path=path)
+
+
+def assert_ended(results, end, trouble, number):
+    """All ranks alike, and in words."""
+    if end == "durable":
+        assert results == [number, number]
+        return
+    error = TROUBLES[trouble][1]
+    for result in results:
+        assert isinstance(result, forebay.Error), results
+        assert os.strerror(error) in str(result) and "node-0" in str(result), results
+        if end == "fails":
+            assert result.code == error, results
+        else:
+            assert result.name == "FOREBAY_EUNINDEXED" and f"version {number} is published, but not in the index yet" in str(result), results
+
+
+def listed(cluster, bundle, node=0):
+    bundles = json.loads(cluster.forebay("ls", "-r", "--json", node=node))["bundles"]
+    return [version["number"] for entry in bundles if entry["name"] == bundle for version in entry["versions"]]
+
+
+def assert_serves(cluster, bundle, wanted, steps, nodes=(0, 1)):
+    """On these nodes: versions `wanted` are listed, read by number, label and as the latest, and verify. steps: by number."""
+    for node in nodes:
+        assert listed(cluster, bundle, node) == wanted
+        with cluster.connect(node) as fb:
+            for name in [*wanted, "prod", "latest"]:
+                with fb.open(bundle, name) as version:
+                    number = {"prod": 1, "latest": wanted[-1]}.get(name, name)
+                    assert version.read("shards") == whole(steps[number]), (node, name)
+        for number in wanted:
+            cluster.forebay("verify", f"{bundle}@{number}", node=node)
+
+
+def assert_reads_or_says(cluster, bundle, step, words):
+    """Of a node that cannot read its own store: what it has in memory is read; what it has not is an error that names the object."""
+    try:
+        with cluster.connect(0) as fb, fb.open(bundle, 1) as version:
+            assert version.read("shards") == whole(step)
+    except forebay.Error as error:
+        assert words in str(error) and f"/b/{bundle}/" in str(error)
+
+
+def next_save_works(cluster, bundle, step, coordinator=0):
+    job.until(lambda: can_save_alone(cluster), "a save works again", 20)  # the index is moved once a second at most
+    return job.good(save(cluster, bundle, step, coordinator))[0]
+
+
+CELLS = [(point, disk, trouble, end) for (disk, point), ends in MOMENTS.items() for trouble, end in ends.items()]
+
+
+@pytest.mark.parametrize(("halting", "disk", "trouble", "end"), CELLS, indirect=["halting"], ids=map("-".join, CELLS))
+def test_a_disk_that_gets_sick_at_a_moment(halting, disk, trouble, end):
+    cluster, bundle = halting.cluster, job.unique("moment")
+    job.good(save(cluster, bundle, 1, coordinator=0))
+    cluster.forebay("label", bundle, "prod", 1)
+    halting.deed = lambda: make_sick(cluster, disk, trouble)
+    results = save(cluster, bundle, 2, coordinator=0)
+    assert not halting.deed, "the point is not passed"
+    assert_ended(results, end, trouble, 2)
+    assert all(cluster.running(node) for node in range(2))
+    blind = disk == "store" and trouble == "failing"
+    if not blind:
+        assert_serves(cluster, bundle, [1, 2] if end == "durable" else [1], {1: 1, 2: 2})
+    else:
+        there = [1] if end == "fails" else [1, 2]  # a node that can read the store mends the index at once
+        assert_serves(cluster, bundle, there, {1: 1, 2: 2}, nodes=[1])
+        assert_reads_or_says(cluster, bundle, 1, "Input/output error")
+    if end == "unindexed":
+        with cluster.connect(1) as fb, fb.open(bundle, 2) as version:  # who knows the number reads it
+            assert version.read("shards") == whole(2)
+        cluster.forebay("verify", f"{bundle}@2", node=1)
+    cluster.sick[0].heal()
+    if end == "unindexed":
+        job.until(lambda: listed(cluster, bundle) == [1, 2], "it is listed", 20)
+    number = next_save_works(cluster, bundle, 3)
+    assert_serves(cluster, bundle, [1, number] if end == "fails" else [1, 2, number], {1: 1, 2: 2, number: 3})
+    job.until(lambda: not temporaries(cluster), "no temporary is left", 10)
+
+
+@pytest.mark.parametrize("halting", ["root-durable"], indirect=True)
+@pytest.mark.parametrize("trouble", ["full", "read-only", "failing"])
+def test_a_sick_index_of_another_node_leaves_a_version_that_a_rebuild_lists(halting, trouble):
+    cluster, bundle = halting.cluster, job.unique("moment")
+    job.good(save(cluster, bundle, 1, coordinator=1))
+    halting.deed = lambda: make_sick(cluster, "index", trouble)
+    results = save(cluster, bundle, 2, coordinator=1)
+    assert_ended(results, "unindexed", trouble, 2)
+    cluster.forebay("status")
+    cluster.sick[0].heal()
+    job.until(lambda: can_save_alone(cluster), "the index is written again", 20)
+    cluster.forebay("meta", "rebuild")
+    number = job.good(save(cluster, bundle, 3))[0]
+    assert listed(cluster, bundle) == [1, 2, number]
 
 
 # ---- SIGTERM -----------------------------------------------------------------------------------------------------------------------

@@ -140,8 +140,10 @@ int meta_serve(void *arg, const char *from, struct view body, uint64_t deadline_
 	int r = await_meta(cluster, deadline_ns, e);
 	if (!r)
 		r = meta_call_run(cluster->meta, &req, deadline_ns, e);
-	if (r < 0)
+	if (r < 0) {
+		(void)error_prefix(e, "node %s", cluster->node); /* the path of an index says nothing on another node */
 		return r;
+	}
 	const struct msg_meta_reply reply = { .outcome = (uint32_t)r, .out = view_buf(&req->out) };
 	return msg_meta_reply_encode(&reply, answer);
 }
