@@ -18,7 +18,7 @@ menu:
 	@echo 'make san             unit tests, fuzz corpora and a short simulation under ASan and UBSan'
 	@echo 'make tsan            the same under TSan'
 	@echo 'make sim SEEDS=2000  simulate so many seeds; SEED=17 TRACE=1 replays one as a story'
-	@echo 'make planted         plant twenty bugs, one after the other; the simulator must find each within 5,000 seeds'
+	@echo 'make planted         plant each known bug, one after the other; the simulator must find each within 5,000 seeds'
 	@echo 'make fuzz            fuzz every decoder for SECONDS=30 each; TARGET=frame for one'
 	@echo 'make bench           build and run the benches; BENCH=hash for one'
 	@echo 'make kth             let one allocation, file or socket call fail: each in a simulated history, RUNS=200 in real processes'

@@ -93,8 +93,8 @@ struct pack_watch {
 };
 uint64_t
 pack_watch_bytes(const struct pack_watch *watch); /* that the store has taken; what had to be sent twice counts twice */
-/* @watch may be NULL. */
-int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n,
+/* @number: of the slot, open by then. @watch may be NULL. */
+int pack_write(struct bundles *bundles, const char *key, uint64_t number, const struct pack_put *puts, size_t n,
 	       struct pack_watch *watch, uint64_t deadline_ns, struct error *e);
 
 /* ---- reading ---- */

@@ -174,8 +174,9 @@ static void other_bytes_under_a_taken_key_are_refused(struct shelf *shelf, struc
 	save_begin(&save, shelf, bundle, 1);
 	save_packs(&save);
 	put = (struct pack_put){ .block = save.blocks[3], .offset = PACK_HEAD_BYTES };
-	EXPECT_CALL(pack_write(shelf->bundles, save.version->packs[0].key, &put, 1, NULL, bed_deadline(shelf->bed), e),
-		    -EEXIST, e);
+	EXPECT_CALL(
+		pack_write(shelf->bundles, save.version->packs[0].key, 1, &put, 1, NULL, bed_deadline(shelf->bed), e),
+		-EEXIST, e);
 	save_segments(&save);
 	segments_fini(&save.segments);
 	save.version->step++;
@@ -207,8 +208,9 @@ static void a_block_changed_after_its_capture_fails_the_pack_and_leaves_no_objec
 	save_begin(&save, shelf, bundle, 1);
 	save.blocks[1]->ptr[77] ^= 1;
 	const struct pack_put puts[] = { { .block = save.blocks[1], .offset = PACK_HEAD_BYTES } };
-	EXPECT_CALL(pack_write(shelf->bundles, save.version->packs[1].key, puts, 1, NULL, bed_deadline(shelf->bed), e),
-		    -ERR_ECHANGED, e);
+	EXPECT_CALL(
+		pack_write(shelf->bundles, save.version->packs[1].key, 1, puts, 1, NULL, bed_deadline(shelf->bed), e),
+		-ERR_ECHANGED, e);
 	EXPECT(!exists(shelf, save.version->packs[1].key));
 }
 
@@ -231,7 +233,7 @@ static void a_pack_of_many_parts_is_written_whole(struct shelf *shelf, struct sh
 	for (int i = 0; i < 24; i++)
 		puts[i] = (struct pack_put){ .block = blocks[i], .offset = offsets[i] };
 	EXPECT_INT(pack_key(tenant(), view_str(bundle), 77, "n0", 0, key), 0);
-	EXPECT_CALL(pack_write(shelf->bundles, key, puts, 24, NULL, bed_deadline(shelf->bed), e), 0, e);
+	EXPECT_CALL(pack_write(shelf->bundles, key, 1, puts, 24, NULL, bed_deadline(shelf->bed), e), 0, e);
 
 	const uint64_t size = pack_size(index_offset, 24);
 	EXPECT_CALL(object_range(shelf->bundles, key, size - 64, 65, &ends, bed_deadline(shelf->bed), e), 0, e);
@@ -270,14 +272,14 @@ static void a_pack_whose_time_is_up_leaves_nothing_and_gives_its_pins_back(struc
 
 	EXPECT_INT(pack_key(tenant(), view_str(bundle), 78, "n0", 0, key), 0);
 	for (uint64_t us = 0; us < 3000; us += 100) { /* in its beginning, its parts, its end */
-		int r = pack_write(shelf->bundles, key, &put, 1, NULL, env_now(shelf->bed->env) + us * 1000, e);
+		int r = pack_write(shelf->bundles, key, 1, &put, 1, NULL, env_now(shelf->bed->env) + us * 1000, e);
 
 		EXPECT(r == 0 || r == -ETIMEDOUT);
 		while (block->pins > 1 || count_begun(shelf))
 			EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
 		EXPECT(us > 0 || !exists(shelf, key));
 	}
-	EXPECT_CALL(pack_write(shelf->bundles, key, &put, 1, NULL, bed_deadline(shelf->bed), e), 0, e);
+	EXPECT_CALL(pack_write(shelf->bundles, key, 1, &put, 1, NULL, bed_deadline(shelf->bed), e), 0, e);
 	EXPECT(exists(shelf, key));
 	block_unpin(block);
 }

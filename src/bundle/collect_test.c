@@ -96,6 +96,18 @@ static enum root_state root_state(struct shelf *shelf, uint64_t number)
 	return object.state;
 }
 
+/* Puts the bundle's row back to what it was: as far as the check of an index goes, an older copy of it. */
+static void set_row(struct shelf *shelf, const struct row_bundle *row)
+{
+	_cleanup_(change_fini) struct change change = { 0 };
+	struct place at = place();
+	struct error e;
+
+	EXPECT_CALL(change_begin(shelf->bundles, &at, NULL, &change, deadline(shelf), &e), 0, &e);
+	change.row = *row;
+	EXPECT_CALL(change_commit(&change, deadline(shelf), &e), 0, &e);
+}
+
 /* ---- slots of dead coordinators ---- */
 
 static void take_lease(struct shelf *shelf, struct fence *ret, struct buf *record, uint64_t holder, uint32_t ttl_ms)
@@ -529,6 +541,71 @@ static void a_pack_that_is_missing_under_a_version_is_an_alarm(struct shelf *she
 	EXPECT_INT(sum.missing, 1);
 }
 
+/* Its writer is stopped, and goes on when its slot has been burned and folded: nothing but the pack knows of the save. */
+static void a_pack_that_comes_when_its_slot_is_folded_is_swept(struct shelf *shelf, struct shelf *other,
+							       struct error *e)
+{
+	_cleanup_(save_fini) struct save zombie;
+	struct collect_counts counts;
+
+	save_begin(&zombie, shelf, bundle, 1);
+	EXPECT_CALL(slot_burn(other->bundles, &zombie.slot, deadline(shelf), e), 0, e);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_INT(collect(other).folded, 1);
+	save_packs(&zombie);
+	EXPECT_INT(count_keys(shelf).packs, 4);
+	counts = collect(other);
+	EXPECT_INT(counts.unclear, 0);
+	EXPECT_INT(counts.freed, 2);
+	EXPECT_INT(count_keys(shelf).packs, 2);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+}
+
+/* The same of packs that say a number that is not below the floor, another save, or nothing that can be read; and of one that lives. */
+static void an_unknown_pack_stays_unless_its_number_is_below_the_floor(struct shelf *shelf, struct shelf *other,
+								       struct error *e)
+{
+	_cleanup_(save_fini) struct save zombie, named;
+	struct place at = place();
+	char key[BACKEND_KEY_MAX + 1];
+
+	save_begin(&zombie, shelf, bundle, 1);
+	EXPECT_CALL(slot_burn(other->bundles, &zombie.slot, deadline(shelf), e), 0, e);
+	save_begin(&named, shelf, bundle, 2);
+	named.slot.number = 1; /* in its packs alone */
+	save_packs(&named);
+	named.slot.number = 2;
+	EXPECT_CALL(slot_publish(shelf->bundles, &named.slot, named.version, NULL, deadline(shelf), e), 0, e);
+	EXPECT_INT(collect(other).folded, 1);
+
+	zombie.slot.number = 2;
+	save_packs(&zombie);
+	EXPECT_INT(pack_key(at.tenant, at.bundle, 0xdead, "n0", 0, key), 0);
+	EXPECT_CALL(backend_write(shelf->bed->backend, key, view_str("no pack"), true, deadline(shelf), e), 0, e);
+	struct collect_counts counts = collect(other);
+	EXPECT_INT(counts.unclear, 3);
+	EXPECT_INT(counts.freed, 0);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+
+	/* a rebuild that is under way has no floor yet, or no row at all */
+	EXPECT_CALL(object_delete(shelf->bundles, zombie.version->packs[0].key, deadline(shelf), e), 0, e);
+	EXPECT_CALL(object_delete(shelf->bundles, zombie.version->packs[1].key, deadline(shelf), e), 0, e);
+	zombie.slot.number = 1;
+	save_packs(&zombie);
+	struct row_bundle row, old;
+	EXPECT_INT(row_read_bundle(shelf->bundles, &at, &row, deadline(shelf), e), 0);
+	old = row;
+	old.floor = 0;
+	set_row(shelf, &old);
+	_cleanup_(scan_fini) struct scan scan;
+	scan_init(&scan, other->bundles, &at, deadline(shelf), e);
+	EXPECT_CALL(scan_run(&scan), 0, e);
+	EXPECT_INT(scan.n_dead, 0);
+	EXPECT_INT(scan.n_unclear, 3);
+	EXPECT_INT(collect(other).freed, 2); /* the floor is taken over from the store first */
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+}
+
 /* ---- floors ---- */
 
 static void tombstones_are_folded_into_a_floor_below_which_nothing_exists(struct shelf *shelf, struct shelf *other,
@@ -631,18 +708,6 @@ static void expect_index(struct shelf *shelf, int want, struct error *e)
 	EXPECT(!want || strstr(e->text, "older than the store"));
 }
 
-/* Puts the bundle's row back to what it was: as far as the check goes, an older copy of the index. */
-static void set_row(struct shelf *shelf, const struct row_bundle *row)
-{
-	_cleanup_(change_fini) struct change change = { 0 };
-	struct place at = place();
-	struct error e;
-
-	EXPECT_CALL(change_begin(shelf->bundles, &at, NULL, &change, deadline(shelf), &e), 0, &e);
-	change.row = *row;
-	EXPECT_CALL(change_commit(&change, deadline(shelf), &e), 0, &e);
-}
-
 static void an_index_older_than_the_store_is_noticed(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	struct place at = place();
@@ -722,6 +787,8 @@ int main(void)
 		SHELF_STORY(two_collections_meet_on_a_node),
 		SHELF_STORY(foreign_objects_are_told_and_stay),
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
+		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
+		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
 		SHELF_STORY(a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on),
 		SHELF_STORY(a_floor_cut_before_the_index_is_taken_over),

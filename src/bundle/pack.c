@@ -414,12 +414,14 @@ static int write_image(struct bundles *bundles, struct image *image, const char 
 	return r;
 }
 
-int pack_write(struct bundles *bundles, const char *key, const struct pack_put *puts, size_t n,
+int pack_write(struct bundles *bundles, const char *key, uint64_t number, const struct pack_put *puts, size_t n,
 	       struct pack_watch *watch, uint64_t deadline_ns, struct error *e)
 {
 	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
 	_cleanup_(cleanup_image_put) struct image *image = NULL;
-	struct record_head head = { .kind = RECORD_PACK, .generation = cluster_generation(bundles->cluster) };
+	struct record_head head = { .kind = RECORD_PACK,
+				    .number = number,
+				    .generation = cluster_generation(bundles->cluster) };
 
 	if (n > PACK_BLOCKS_MAX)
 		return error_set(e, -E2BIG, "%s: %zu blocks, a pack has at most %u", key, n, PACK_BLOCKS_MAX);

@@ -3,7 +3,8 @@
  *
  * Alive are the packs and segments that a root names, those of a save whose slot has not ended, and those of a version that an open
  * slot has as its parent. An object may go when it is not among these and the save that wrote it has ended, which the root key of its
- * slot says. What belongs to no slot is not understood, and stays.
+ * slot says. What belongs to no slot is not understood, and stays; but a pack says itself under which number it was written, and if that
+ * is below the floor, nobody names it any more: its writer was stopped, and went on when its slot had been burned and folded.
  *
  * The store is looked at, not the index. But the index tells whether anything has changed meanwhile: each slot that opens and each
  * version that dies changes the bundle's row. If the row is the same before and after, nothing that is found dead can have been named.
@@ -288,6 +289,21 @@ static void keep_tombstone(struct scan *scan, const struct saved *saved)
 		scan->lowest = saved->number;
 }
 
+/* Of a save that nobody knows: 1 if it was written under a number below the floor; 0: it does not say so. */
+static int is_late(struct scan *scan, const char *key, uint64_t save_id)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	char node[PACK_NODE_BYTES];
+	struct record_head head;
+	int r = object_range(scan->bundles, key, 0, PACK_HEAD_BYTES, &bytes, scan->deadline_ns, scan->e);
+
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	if (bytes.len < PACK_HEAD_BYTES || pack_head_decode(bytes.ptr, &head, node, NULL))
+		return 0;
+	return head.save_id == save_id && head.number && head.number < scan->row.floor;
+}
+
 static int take_pack_key(void *arg, const char *key, char *after)
 {
 	struct scan *scan = arg;
@@ -299,11 +315,14 @@ static int take_pack_key(void *arg, const char *key, char *after)
 		keep_tombstone(scan, saved);
 		return map_put(&scan->live, part, &mark_seen) ? no_memory(scan->e) : 0;
 	}
-	if (!saved)
+	if (saved)
+		return saved->ended != ENDED_NOT ? add_dead(scan, key, saved->ended) : 0;
+	int late = save_of_key(key, &save_id) ? 0 : is_late(scan, key, save_id);
+	if (late > 0)
+		return add_dead(scan, key, ENDED_DELETED); /* not at once: a wrong guess would cost a version */
+	if (!late)
 		not_understood(scan, key);
-	else if (saved->ended != ENDED_NOT)
-		return add_dead(scan, key, saved->ended);
-	return 0;
+	return late;
 }
 
 /* Keys beside v/ and p/: floors, labels' moves and rules are ours. */

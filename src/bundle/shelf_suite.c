@@ -210,8 +210,8 @@ void save_packs(struct save *save)
 			{ .block = save->blocks[pack + 2], .offset = save->version->blocks[pack + 2].pack_offset },
 		};
 
-		EXPECT_CALL(pack_write(save->shelf->bundles, save->version->packs[pack].key, puts, 2, NULL,
-				       deadline(save->shelf), &e),
+		EXPECT_CALL(pack_write(save->shelf->bundles, save->version->packs[pack].key, save->slot.number, puts, 2,
+				       NULL, deadline(save->shelf), &e),
 			    0, &e);
 	}
 }

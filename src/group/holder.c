@@ -449,6 +449,7 @@ struct packing {
 	struct list link; /* in save->packings */
 	struct msave *save;
 	const char *key;
+	uint64_t number;
 	const struct pack_put *puts;
 	size_t n;
 	uint64_t deadline_ns;
@@ -463,8 +464,8 @@ static int pack_run(void *arg)
 	struct packing *packing = arg;
 	struct groups *groups = packing->save->groups;
 
-	packing->result = pack_write(groups->bundles, packing->key, packing->puts, packing->n, &packing->watch,
-				     packing->deadline_ns, &packing->error);
+	packing->result = pack_write(groups->bundles, packing->key, packing->number, packing->puts, packing->n,
+				     &packing->watch, packing->deadline_ns, &packing->error);
 	packing->over = true;
 	wake_all(&packing->save->changed);
 	return 0;
@@ -510,7 +511,11 @@ static int serve_upload(void *arg, const char *from, struct view body, uint64_t 
 		return r;
 	if (!puts || !key)
 		return -ENOMEM;
-	struct packing packing = { .save = save, .key = key, .puts = puts, .deadline_ns = deadline_ns };
+	struct packing packing = { .save = save,
+				   .key = key,
+				   .number = msg.number,
+				   .puts = puts,
+				   .deadline_ns = deadline_ns };
 	r = find_puts(save->group->share->store, msg.blocks, puts, &n, e);
 	packing.n = n;
 	if (!r)

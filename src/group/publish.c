@@ -434,7 +434,8 @@ static int encode_upload(const struct csave *save, const struct version *version
 	struct list_buf blocks = { 0 };
 	struct msg_g_upload upload = { .save_id = save->save_id,
 				       .key = view_str(pack->key),
-				       .epoch = save->group->epoch };
+				       .epoch = save->group->epoch,
+				       .number = save->slot.number };
 	int r = 0;
 
 	for (size_t i = 0; !r && i < pack->n; i++) {

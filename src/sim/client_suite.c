@@ -412,7 +412,7 @@ int client_list(struct client *c, unsigned bundle, struct buf *text)
 	return r;
 }
 
-int client_collect(struct client *c)
+int client_collect(struct client *c, uint64_t *ret_unclear)
 {
 	struct history *h = c->h;
 	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
@@ -427,6 +427,8 @@ int client_collect(struct client *c)
 	while (!elem_stat_next(&reply.counts, &figure)) {
 		if (figure.value && view_equal(figure.name, view_str("packs_missing")))
 			history_fail(h, "%" PRIu64 " packs of versions are missing", figure.value);
+		if (view_equal(figure.name, view_str("objects_unclear")))
+			*ret_unclear = figure.value;
 		if (figure.value && view_equal(figure.name, view_str("objects_freed")))
 			history_deed(h, DEED_COLLECTED);
 		if (figure.value && view_equal(figure.name, view_str("tombstones_folded")))

@@ -185,8 +185,8 @@ void client_close(struct client *c, uint64_t handle);
 int client_read(struct client *c, unsigned bundle, const char *spec);
 int client_list(struct client *c, unsigned bundle, struct buf *ret_text); /* checks; appends all that it says */
 
-/* Collects now: what it found and freed is noted; packs that are missing fail the history. */
-int client_collect(struct client *c);
+/* Collects now: what it found and freed is noted; packs that are missing fail the history. @ret_unclear: objects that were not understood. */
+int client_collect(struct client *c, uint64_t *ret_unclear);
 
 /* ---- rank_suite.c ---- */
 

@@ -639,6 +639,7 @@ static int delete_held(struct client *c, struct attempt *a)
 	_cleanup_(buf_fini) struct buf answer = { 0 };
 	struct msg_open_reply open;
 	char number[24];
+	uint64_t unclear;
 
 	if (!a || a->wanted)
 		return 0;
@@ -657,7 +658,7 @@ static int delete_held(struct client *c, struct attempt *a)
 		history_fail(h, "version %" PRIu64 " of %s was deleted while it was open", a->version,
 			     bundle_names[a->bundle]);
 	if (!r)
-		r = client_collect(c);
+		r = client_collect(c, &unclear);
 	if (!r)
 		r = client_load(c, NULL, open.handle, a, 0, 0);
 	client_close(c, open.handle);
@@ -738,6 +739,7 @@ static int operate(struct client *c)
 	unsigned bundle = (unsigned)world_random(h->world, BUNDLES);
 	struct attempt *a = known_version(h, bundle);
 	_cleanup_(buf_fini) struct buf text = { 0 };
+	uint64_t unclear;
 	int r = 0;
 
 	switch (world_random(h->world, 10)) {
@@ -756,7 +758,7 @@ static int operate(struct client *c)
 	case 5:
 		return h->ruled ? set_rule(c, bundle) : read_one(c, a);
 	case 6:
-		return client_collect(c);
+		return client_collect(c, &unclear);
 	default:
 		return read_one(c, a);
 	}

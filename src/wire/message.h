@@ -242,7 +242,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(str, bundle) F(u64, step)
 #define MSG_numbers(F)	       F(list, numbers) /* of u32, rising */
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
-#define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks) F(u64, epoch)
+#define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks) F(u64, epoch) F(u64, number)
 /*
  * give_up: the packs of the save that are being written here are not wanted any more. In the answer, bytes: that the store has taken of
  * those; given_up: to G_UPLOAD, the pack was given up and others write it.
