@@ -1,5 +1,5 @@
 # The menu. On a bare Debian 12 the README's first line is: apt-get install -y git make
-SEEDS ?= 200
+SEEDS ?= 500
 SECONDS ?= 30
 PREFIX ?= /usr/local
 SAN_SEEDS ?= 20

@@ -610,7 +610,8 @@ static int op_open(struct dir *d, const char *path, unsigned flags, struct file 
 
 static ssize_t op_read(struct file *f, uint64_t offset, void *p, size_t len)
 {
-	int r = begin(f->env, f->disk, len, CALL_NS, "read", f->path, FAULT_READ_EIO);
+	uint64_t cost = len < f->inode->now.len ? len : f->inode->now.len;
+	int r = begin(f->env, f->disk, cost, CALL_NS, "read", f->path, FAULT_READ_EIO);
 	uint64_t left = offset < f->inode->now.len ? f->inode->now.len - offset : 0;
 	size_t n = left < len ? (size_t)left : len;
 

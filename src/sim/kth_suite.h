@@ -28,3 +28,5 @@ void kth_play(enum strike_kind kind, uint64_t k, FILE *story, struct kth_result 
 
 /* forebay-sim --kth. Prints what was tried and how it ended; the exit status. */
 int kth_main(int argc, char **argv);
+
+double seconds_now(void); /* of the wall */

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -17,7 +16,7 @@
 #include "sim/scenario_suite.h"
 
 #define AGAIN_EVERY   10
-#define COMPLETE_FROM 200 /* seeds: with so many everything must have been reached */
+#define COMPLETE_FROM 500 /* seeds: with so many everything must have been reached */
 #define SECONDS_MAX   120 /* of one seed, else it hangs */
 #define WORKERS_MAX   64
 #define FAILURES_MAX  20 /* that are printed */
@@ -54,7 +53,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option option_table[] = {
 	{ "seed", 's', "SEED", 0, "Run the history of this seed alone", 0 },
-	{ "seeds", 'n', "N", 0, "Run N histories (200)", 0 },
+	{ "seeds", 'n', "N", 0, "Run N histories (500)", 0 },
 	{ "from", 'f', "SEED", 0, "The first of them (0)", 0 },
 	{ "scenario", 'c', "FILE", 0, "Play this script of faults under each seed", 0 },
 	{ "trace", 't', NULL, 0, "Print the story of one seed", 0 },
@@ -134,14 +133,6 @@ static void run_all(const struct options *o, struct outcome *table)
 			snprintf(table[i].failure, sizeof(table[i].failure), "a second process tells another story");
 }
 
-static double seconds_now(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 static int run_many(const struct options *o)
 {
 	struct coverage sum = { 0 };
@@ -182,7 +173,7 @@ static int trace_one(const struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options o = { .seeds = 200 };
+	struct options o = { .seeds = 500 };
 
 	if (argc > 1 && strcmp(argv[1], "--kth") == 0)
 		return kth_main(argc - 1, argv + 1);
