@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/point.h"
 #include "bundle/shelf_suite.h"
 
 static const char bundle[] = SHELF_BUNDLE;
@@ -332,6 +333,53 @@ static void an_overtaken_coordinator_opens_no_slot_and_publishes_nothing(struct 
 		0, e);
 	EXPECT_INT(slot.number, 3); /* 2 was taken, and burned */
 	EXPECT_INT(slot.epoch, newer.epoch);
+}
+
+/* While a coordinator waits for its root to be in the index, somebody sees that version, deletes it, and the tombstone is folded. */
+static struct hasty {
+	struct shelf *shelf;
+	uint64_t number;
+} * hasty;
+
+static void delete_at_root_durable(enum point point)
+{
+	struct hasty *now = hasty;
+	struct collect_counts counts = { 0 };
+	struct error e;
+
+	if (point != POINT_ROOT_DURABLE || !now)
+		return;
+	hasty = NULL; /* once */
+	struct bundles *bundles = now->shelf->bundles;
+	uint64_t deadline_ns = bed_deadline(now->shelf->bed);
+	if (version_delete(bundles, tenant(), view_str(bundle), now->number, deadline_ns, &e) == 0)
+		(void)bundles_collect(bundles, tenant(), view_str(bundle), deadline_ns, NULL, NULL, &counts, &e);
+	now->number = counts.folded;
+}
+
+static void a_version_that_is_deleted_before_it_is_indexed_was_published(struct shelf *shelf, struct shelf *other,
+									 struct error *e)
+{
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	struct fence fence = { 0 };
+
+	with_lease(shelf->bed, &fence, &record, 1);
+	point_listen(delete_at_root_durable);
+	for (uint64_t i = 0; i < 2; i++) {
+		_cleanup_(save_fini) struct save save;
+		struct hasty now = { .shelf = other };
+
+		save_begin(&save, shelf, bundle, i);
+		save_packs(&save);
+		now.number = save.slot.number;
+		hasty = &now;
+		EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, i ? NULL : &fence,
+					 bed_deadline(shelf->bed), e),
+			    i ? -ERR_ESTALEEPOCH : 0, e);
+		EXPECT_INT(now.number, 1);
+		EXPECT(!hasty);
+	}
+	point_listen(NULL);
 }
 
 static void of_a_root_and_a_tombstone_the_first_wins_for_good(struct shelf *shelf, struct shelf *other, struct error *e)
@@ -662,6 +710,7 @@ int main(void)
 		SHELF_STORY(a_pack_of_many_parts_is_written_whole),
 		SHELF_STORY(a_pack_whose_time_is_up_leaves_nothing_and_gives_its_pins_back),
 		SHELF_STORY(an_overtaken_coordinator_opens_no_slot_and_publishes_nothing),
+		SHELF_STORY(a_version_that_is_deleted_before_it_is_indexed_was_published),
 		SHELF_STORY(of_a_root_and_a_tombstone_the_first_wins_for_good),
 		SHELF_STORY(in_a_race_for_a_slot_exactly_one_wins),
 		SHELF_STORY(slots_opened_at_the_same_time_have_different_numbers),

@@ -195,8 +195,8 @@ int slot_publish(struct bundles *bundles, const struct slot *slot, struct versio
 	version->root_ns = env_now(bundles->env);
 	point_reached(POINT_ROOT_DURABLE);
 	r = publish_index(bundles, &place, version->number, deadline_ns, e);
-	if (r == -ERR_ESTALEEPOCH)
-		return r;
+	if (r == -ERR_ESTALEEPOCH) /* burned by a successor; without one it was seen, deleted, and folded since */
+		return fence && fence->key.len ? check_fence(bundles, fence, deadline_ns, e) : r;
 	cache_add(bundles, version);
 	version->index_ns = r ? 0 : env_now(bundles->env);
 	if (!r)
