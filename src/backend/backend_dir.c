@@ -722,6 +722,7 @@ static void submit(struct backend *backend, struct backend_req *req)
 		CHECK(req->upload->owner == b);
 	}
 
+	req->job.lane = LANE_STORE;
 	req->job.run = run;
 	req->job.finish = finish;
 	if (!r)

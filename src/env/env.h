@@ -27,11 +27,16 @@ struct file;
 /* ---- workers ------------------------------------------------------------------------------------------------------
  * A job runs once on a worker (run), then finishes once on the loop (finish), which may free it. It cannot be cancelled
  * under way, so it owns (or pins) everything that it touches; whoever started it may stop caring, not stop it.
+ * Each lane has workers of its own: what a store that hangs holds up (LANE_STORE) are calls on that store, and neither hashes nor
+ * the index.
  */
-struct job { /* zero but for run and finish */
+enum lane { LANE_WORK, LANE_STORE, LANES };
+
+struct job { /* zero but for lane, run and finish */
 	struct list link;
 	struct task task;
 	struct env *env;
+	enum lane lane;			 /* whose workers run it */
 	void (*run)(struct job *job);	 /* may block; may call file functions; must not touch the loop's state */
 	void (*finish)(struct job *job); /* loop's thread */
 };
@@ -157,7 +162,7 @@ struct env {
 };
 #define ENV_MAGIC 0x766e4546
 
-/* The real world: epoll, @workers worker threads, one mover thread. loop is made and owned by it. */
+/* The real world: epoll, @workers worker threads for each lane, one mover thread. loop is made and owned by it. */
 int env_real_new(const char *name, unsigned workers, struct env **ret, struct error *e);
 /* Delivers the last bulk completions of closed streams and joins its threads; no jobs or streams may be left. */
 void env_real_free(struct env *env);

@@ -207,7 +207,9 @@ static int real_init(struct real *real, const char *name, unsigned workers)
 	if (epoll_ctl(real->epoll_fd, EPOLL_CTL_ADD, real->wake_fd, &event) < 0)
 		return -errno;
 
-	int r = workers_start(&real->workers, workers);
+	int r = workers_start(&real->workers[LANE_WORK], "worker", workers);
+	if (!r)
+		r = workers_start(&real->workers[LANE_STORE], "store", workers);
 	if (r)
 		return r;
 	return mover_start(&real->mover, real->env.loop);
@@ -267,7 +269,8 @@ void env_real_free(struct env *env)
 	CHECK(real->n_streams == 0);
 	if (env->loop)
 		drain(real);
-	workers_stop(&real->workers);
+	for (unsigned lane = 0; lane < LANES; lane++)
+		workers_stop(&real->workers[lane]);
 	mover_stop(&real->mover);
 	loop_free(env->loop);
 	fd_close(&real->wake_fd);

@@ -40,7 +40,7 @@ struct workers {
 	unsigned n_jobs; /* the loop's: offloaded and not finished */
 };
 
-int workers_start(struct workers *workers, unsigned n);
+int workers_start(struct workers *workers, const char *name, unsigned n);
 void workers_stop(struct workers *workers); /* joins; accepts one that never started */
 int real_offload(struct env *env, struct job *job);
 
@@ -168,7 +168,7 @@ struct real {
 	char *name;
 	int epoll_fd, wake_fd;
 	struct watch wake_watch;
-	struct workers workers;
+	struct workers workers[LANES];
 	struct mover mover;
 	uint64_t last_arena_id;
 	unsigned n_streams;

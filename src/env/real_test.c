@@ -87,6 +87,38 @@ static void there_must_be_workers(void **state)
 	assert_non_null(strstr(e.text, "100000"));
 }
 
+static atomic_bool store_hangs;
+
+static void hang(struct job *job)
+{
+	while (store_hangs)
+		usleep(1000);
+}
+
+static void hung_finish(struct job *job)
+{
+	n_finished++;
+}
+
+static void a_store_that_hangs_holds_up_no_other_work(void **state)
+{
+	struct fixture *f = *state;
+	struct job jobs[8] = { 0 };
+
+	loop_thread = pthread_self();
+	n_run = n_finished = 0;
+	store_hangs = true;
+	for (int i = 0; i < 8; i++) {
+		jobs[i] = (struct job){ .lane = LANE_STORE, .run = hang, .finish = hung_finish };
+		assert_int_equal(f->env->ops->offload(f->env, &jobs[i]), 0);
+	}
+	offload_numbered(f, 8);
+	UNTIL(f, n_finished == 1);
+	assert_int_equal(n_run, 1);
+	store_hangs = false;
+	UNTIL(f, n_finished == 9);
+}
+
 static pthread_barrier_t barrier;
 
 static int meet(void *arg)
@@ -229,6 +261,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		WITH_FIXTURE(jobs_run_on_workers_and_finish_on_the_loop),
+		WITH_FIXTURE(a_store_that_hangs_holds_up_no_other_work),
 		cmocka_unit_test(one_worker_takes_jobs_first_come_first_served),
 		cmocka_unit_test(there_must_be_workers),
 		WITH_FIXTURE(env_call_runs_on_a_worker_while_the_loop_goes_on),

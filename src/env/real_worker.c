@@ -1,5 +1,5 @@
 /*
- * Workers: a fixed number of threads that take jobs first come, first served. What bounds the queue is who fills it.
+ * Workers: a fixed number of threads that take the jobs of one lane, first come, first served. What bounds the queue is who fills it.
  */
 #include "env/real.h"
 
@@ -31,13 +31,13 @@ static void *worker_run(void *arg)
 	return NULL;
 }
 
-int workers_start(struct workers *workers, unsigned n)
+int workers_start(struct workers *workers, const char *name, unsigned n)
 {
 	list_init(&workers->queue);
 	pthread_mutex_init(&workers->lock, NULL);
 	pthread_cond_init(&workers->more, NULL);
 	for (; workers->n < n; workers->n++) {
-		int r = thread_start(&workers->threads[workers->n], "worker", worker_run, workers);
+		int r = thread_start(&workers->threads[workers->n], name, worker_run, workers);
 		if (r)
 			return r;
 	}
@@ -64,13 +64,13 @@ static void job_finished(struct task *task)
 {
 	struct job *job = container_of(task, struct job, task);
 
-	real_of(job->env)->workers.n_jobs--;
+	real_of(job->env)->workers[job->lane].n_jobs--;
 	job->finish(job);
 }
 
 int real_offload(struct env *env, struct job *job)
 {
-	struct workers *workers = &real_of(env)->workers;
+	struct workers *workers = &real_of(env)->workers[job->lane];
 
 	job->env = env;
 	job->task.fn = job_finished;

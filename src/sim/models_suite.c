@@ -286,7 +286,7 @@ static void store_finish(struct job *job)
 
 static void store_submit(struct backend *backend, struct backend_req *req)
 {
-	req->job = (struct job){ .run = store_run, .finish = store_finish };
+	req->job = (struct job){ .lane = LANE_STORE, .run = store_run, .finish = store_finish };
 	int r = backend->env->ops->offload(backend->env, &req->job);
 
 	if (!r)

@@ -11,7 +11,7 @@
 #define START_NS      NS_PER_S /* virtual clocks begin here: 0 stays "never" */
 #define STORY_LINE    512      /* bytes; longer lines are cut */
 #define UNWIND_TURNS  1000000  /* after a history's end: more is a fiber that does not end */
-#define WORKERS	      4	       /* jobs at once in an env; the others wait */
+#define WORKERS	      4	       /* jobs at once in a lane; the others wait */
 #define RATE_AT_FIRST UINT64_C(1000000000)
 
 static const char worker_name[] = "sim-worker";
@@ -228,7 +228,8 @@ struct env *world_env_new(struct world *w, const char *name)
 	e->rate_bytes_per_s = RATE_AT_FIRST;
 	e->disk = disk_of(w, name);
 	nursery_init(&e->workers, w->loop);
-	list_init(&e->jobs);
+	for (unsigned lane = 0; lane < LANES; lane++)
+		list_init(&e->lanes[lane].waiting);
 	list_append(&w->envs, &e->link);
 	world_tell(w, &e->env, "born, pid %d", e->pid);
 	return &e->env;
@@ -311,7 +312,7 @@ void world_silence(struct world *w, const char *from, const char *to, bool on)
 	}
 }
 
-/* ---- jobs: each env has a few workers, fibers that run jobs one after the other and end when there are none ---- */
+/* ---- jobs: each lane of an env has a few workers, fibers that run jobs one after the other and end when there are none ---- */
 
 bool in_job(void)
 {
@@ -327,17 +328,17 @@ static void job_finish(struct task *task)
 
 static int work(void *arg)
 {
-	struct sim_env *e = arg;
+	struct lane_jobs *lane = arg;
 	struct list *node;
 
-	while ((node = list_pop(&e->jobs))) {
+	while ((node = list_pop(&lane->waiting))) {
 		struct job *job = list_entry(node, struct job, link);
 
 		job->run(job);
 		job->task = (struct task){ .fn = job_finish };
-		loop_post(e->world->loop, &job->task);
+		loop_post(job->env->loop, &job->task);
 	}
-	e->n_workers--;
+	lane->n_workers--;
 	return 0;
 }
 
@@ -345,16 +346,17 @@ static int op_offload(struct env *env, struct job *job)
 {
 	SPARED;
 	struct sim_env *e = sim_env(env);
+	struct lane_jobs *lane = &e->lanes[job->lane];
 
 	CHECK(!in_job());
 	if (e->dead)
 		return -ESHUTDOWN;
 	job->env = env;
-	list_append(&e->jobs, &job->link);
-	if (e->n_workers == WORKERS)
+	list_append(&lane->waiting, &job->link);
+	if (lane->n_workers == WORKERS)
 		return 0;
-	e->n_workers++;
-	CHECK(fiber_start(&e->workers, worker_name, work, e) == 0);
+	lane->n_workers++;
+	CHECK(fiber_start(&e->workers, worker_name, work, lane) == 0);
 	return 0;
 }
 

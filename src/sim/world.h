@@ -105,8 +105,10 @@ struct sim_env {
 	uint64_t dice, out_free_ns, in_free_ns, file_free_ns;
 	struct disk *disk;
 	struct nursery workers;
-	unsigned n_workers;
-	struct list jobs;
+	struct lane_jobs {
+		unsigned n_workers;
+		struct list waiting;
+	} lanes[LANES];
 };
 
 /* Never NULL: a world without memory is of no use, so it aborts. @story: where the readable story goes, or NULL. */
