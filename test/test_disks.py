@@ -192,6 +192,31 @@ def test_what_a_node_with_a_slow_store_has_to_write_is_written_by_the_other(clus
         assert version.read("parts") == b"".join(data)
 
 
+THROUGH_STATIONS = ["gather", "plan", "reserve", "slot", "capture", "verdict", "packs", "segments", "root", "index", "told"]
+
+
+def test_why_of_a_save_through_a_slow_store_names_the_storing(cluster):
+    bundle, part = job.unique("through"), 12 << 20  # a wave is a quarter of a capture arena of 32 MiB
+    data = [random.Random(rank).randbytes(part) for rank in range(2)]
+    for control in cluster.sick:
+        control.slow("sync", ms=60, path=f"{cluster.store}/")  # once for each node's pack of a wave
+
+    def body(group, rank):
+        pieces = [("parts", data[rank], {"shape": (2 * part,), "start": (rank * part,)})]
+        return job.save(group, bundle, 1, pieces, policy="through").version
+
+    job.good(job.ranks(cluster, 2, body))
+    (told,) = json.loads(cluster.forebay("why", f"{bundle}@1", "--json"))["saves"]
+    by_name = {station["station"]: station for station in told["stations"]}
+    assert list(by_name) == THROUGH_STATIONS
+    at = [station["at_ns"] for station in told["stations"]]
+    assert at == sorted(at)
+    assert sum(station["took_ns"] for station in told["stations"]) == pytest.approx(told["took_ns"], abs=1e6)
+    assert by_name["packs"]["took_ns"] > 60e6 > by_name["verdict"]["took_ns"], told
+    assert sum(hop["bytes"] for hop in by_name["packs"]["nodes"]) >= 2 * part
+    assert not by_name["verdict"]["nodes"]
+
+
 # ---- at a moment of the save -------------------------------------------------------------------------------------------------------
 
 # What a save comes to when the disk gets sick at that point, on the node that coordinates it and has the index. slot-put: before the root,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from place import BUILD, FOREBAY, ROOT, Cluster, wait_until
 
 sys.path.insert(0, str(ROOT / "python"))
 import forebay  # noqa: E402
+import job  # noqa: E402
 
 MIB = 1 << 20
 NODES = 3
@@ -345,6 +347,47 @@ def test_why_tells_of_a_save_that_failed_and_where_it_was(three):
     assert told["state"] == "failed" and "overlap" in told["words"] and told["version"] == 0
     assert [station["station"] for station in told["stations"]] == ["gather", "plan"]
     assert "it failed: " in three.run("why", log[0]).stdout
+
+
+def test_why_after_the_coordinator_was_lost_is_told_by_its_successor(make_folder):
+    with job.Cluster(make_folder() / "c", 3) as cluster, ExitStack() as sessions:
+        cluster.kill(1)
+        cluster.start(1, die_at="save-staged")
+        coordinator = sessions.enter_context(cluster.connect(1))
+        coordinator.join("lost", run="before", rank=0, size=1, timeout=LIMIT_S)
+        ends = [sessions.enter_context(cluster.connect(node)) for node in (0, 2)]
+        with ThreadPoolExecutor() as pool:
+            joining = [pool.submit(fb.join, "lost", run="1", rank=rank, size=2, timeout=LIMIT_S) for rank, fb in enumerate(ends)]
+            groups = [one.result(LIMIT_S) for one in joining]
+        saves = [group.save("lost", step=7, copies=2) for group in groups]
+        for rank, one in enumerate(saves):
+            one.add(f"w{rank}", os.urandom(MIB))
+            one.submit()
+        for one in saves:
+            one.durable.wait(LIMIT_S)
+        log = [(cluster.folder / f"node-{node}" / "log").read_text() for node in (0, 2)]
+        (resumed,) = [(node, found) for node, text in zip((0, 2), log) for found in re.findall(r"save\.resumed .*save=(\w+) group=lost", text)]
+        successor, id_of_save = resumed
+
+        def told(what, node=0):
+            return json.loads(cluster.forebay("why", what, "--json", node=node))
+
+        wait_until(lambda: told(id_of_save)["saves"][0]["ended"], LIMIT_S, "all were told")
+        for what in (id_of_save, "lost", "lost@1"):
+            for node in (0, 2):
+                assert told(what, node) == told(id_of_save), what
+        (one,) = told(id_of_save)["saves"]
+        assert (one["coordinator"], one["state"], one["version"], one["step"], one["ranks"]) == (f"node-{successor}", "durable", 1, 7, 2)
+        assert one["unique_bytes"] == 2 * MIB <= one["stored_bytes"]
+        stations = one["stations"]
+        assert [station["station"] for station in stations] == ["takeover", "copy", "keep", "staged", "slot", "packs", "segments", "root", "index", "told"]
+        at = [station["at_ns"] for station in stations]
+        assert at == sorted(at)
+        assert sum(station["took_ns"] for station in stations) == pytest.approx(one["took_ns"], abs=1e6)
+        (packs,) = [station for station in stations if station["station"] == "packs"]
+        assert sum(hop["bytes"] for hop in packs["nodes"]) >= 2 * MIB and {hop["node"] for hop in packs["nodes"]} <= {"node-0", "node-2"}
+        cluster.start(1)
+        assert told(id_of_save, node=1)["saves"] == [one]  # and the lost one's remembers nothing
 
 
 def all_logs(cluster: Cluster) -> str:

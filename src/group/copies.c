@@ -190,7 +190,7 @@ static int order(struct round *round, struct error *e)
 	}
 	if (!r)
 		r = fan_survive(groups, MSG_G_COPY, calls, n, env_in_ms(groups->env, DRAIN_TIMEOUT_MS), e);
-	trace_calls(save, calls, n);
+	trace_calls(save, STATION_COPY, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)

@@ -496,7 +496,7 @@ static int upload_round(struct csave *save, struct version *version, struct draf
 	}
 	if (!r)
 		r = watch_uploads(save, calls, movable, n, deadline_ns, e);
-	trace_calls(save, calls, n);
+	trace_calls(save, STATION_PACKS, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++) {
 		r = note_written(&calls[i], &packs[i]);
@@ -539,7 +539,6 @@ static int upload(struct csave *save, struct version *version, struct drafts *dr
 {
 	int r;
 
-	trace_at(save, STATION_PACKS);
 	do {
 		r = check_waiting(save, drafts, e);
 		if (!r)
@@ -690,7 +689,9 @@ int save_publish(struct csave *save, uint64_t deadline_ns, struct error *e)
 {
 	int r = save_publish_begin(save, deadline_ns, e);
 
-	if (!r)
-		r = save_publish_blocks(save, 0, save->recipe->plan.n_blocks, deadline_ns, e);
+	if (r)
+		return r;
+	trace_at(save, STATION_PACKS);
+	r = save_publish_blocks(save, 0, save->recipe->plan.n_blocks, deadline_ns, e);
 	return r ? r : save_publish_end(save, deadline_ns, e);
 }

@@ -265,7 +265,7 @@ static int ask_room(struct csave *save, size_t node, const struct node_part *par
 	int r = msg_g_reserve_encode(&reserve, &call->body);
 	if (!r)
 		r = fan_out(save->group->groups, MSG_G_RESERVE, call, 1, save_drain_deadline(save), e);
-	trace_calls(save, call, 1);
+	trace_calls(save, STATION_RESERVE, call, 1);
 	if (!r)
 		r = read_room(save, call, ret_need, e);
 	fan_free(call, 1);
@@ -419,7 +419,7 @@ static int ask_reports(struct csave *save, enum msg_type type, bool hinted, uint
 		r = fan_out(groups, type, calls, n, save_drain_deadline(save), e);
 	else if (!r)
 		r = fan_survive(groups, type, calls, n, save_drain_deadline(save), e);
-	trace_reports(save, calls, n);
+	trace_reports(save, type == MSG_G_CAPTURE ? STATION_CAPTURE : STATION_DIGEST, calls, n);
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)

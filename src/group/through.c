@@ -120,6 +120,8 @@ static int capture_all(struct csave *save, struct nursery *storing, struct error
 		memset(load, 0, (save->recipe->n_nodes + 1) * sizeof(*load));
 		find_end(&next, load);
 		r = capture_wave(&next, e);
+		if (!r && next.first)
+			trace_at(save, STATION_PACKS);
 		if (!r)
 			r = nursery_wait(storing, save_drain_deadline(save)); /* the wave before has room no more */
 		struct wave *wave = r ? NULL : malloc(sizeof(*wave));
@@ -153,6 +155,7 @@ int save_go_through(struct csave *save, struct error *e)
 	save_remember(save);
 	point_reached(POINT_SAVE_CAPTURED);
 	r = save_reach(save, SAVE_CAPTURED, e); /* from here on the job may die */
+	trace_at(save, STATION_PACKS);
 	if (!r)
 		r = nursery_wait(&storing, save_drain_deadline(save));
 	if (r)

@@ -184,8 +184,7 @@ void trace_begin(struct csave *save)
 	trace->begun_ns = trace->since_ns = now_of(save);
 	trace->at = STATIONS;
 	save->trace = trace;
-	trace_at(save,
-		 save->state == SAVE_GATHERING ? STATION_GATHER : STATION_COPY); /* else taken over from another node */
+	trace_at(save, save->resumed ? STATION_TAKEOVER : STATION_GATHER);
 }
 
 static void leave_station(struct trace *trace, uint64_t now_ns)
@@ -237,31 +236,32 @@ static struct hop *place_of_hop(struct trace *trace, uint64_t took_ns)
 	return took_ns > fastest->took_ns ? fastest : NULL;
 }
 
-void trace_hop(struct csave *save, const char *node, uint64_t took_ns, uint64_t bytes, uint32_t rank)
+void trace_hop(struct csave *save, enum station station, const char *node, uint64_t took_ns, uint64_t bytes,
+	       uint32_t rank)
 {
 	struct trace *trace = save->trace;
-	struct hop *hop = trace && trace->at < STATIONS ? place_of_hop(trace, took_ns) : NULL;
+	struct hop *hop = trace ? place_of_hop(trace, took_ns) : NULL;
 
 	if (!hop)
 		return;
-	*hop = (struct hop){ .station = trace->at, .took_ns = took_ns, .bytes = bytes, .rank = rank };
+	*hop = (struct hop){ .station = station, .took_ns = took_ns, .bytes = bytes, .rank = rank };
 	memcpy(hop->node, node, strnlen(node, NODE_NAME_MAX));
 }
 
-void trace_calls(struct csave *save, const struct fan_call *calls, size_t n)
+void trace_calls(struct csave *save, enum station station, const struct fan_call *calls, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		if (calls[i].node) /* else it was never made: something failed while they were prepared */
-			trace_hop(save, calls[i].node, calls[i].took_ns, calls[i].bytes, TRACE_NO_RANK);
+			trace_hop(save, station, calls[i].node, calls[i].took_ns, calls[i].bytes, TRACE_NO_RANK);
 }
 
-void trace_reports(struct csave *save, const struct fan_call *calls, size_t n)
+void trace_reports(struct csave *save, enum station station, const struct fan_call *calls, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		struct msg_g_capture_reply reply;
 
 		if (!calls[i].result && !msg_g_capture_reply_decode(view_buf(&calls[i].answer), &reply))
-			trace_hop(save, calls[i].node, calls[i].took_ns, reply.bytes, reply.last_rank);
+			trace_hop(save, station, calls[i].node, calls[i].took_ns, reply.bytes, reply.last_rank);
 	}
 }
 
@@ -283,7 +283,7 @@ void trace_offered(struct csave *save, uint32_t rank)
 	if (!trace || trace->at != STATION_GATHER)
 		return;
 	trace->n_hops = 0;
-	trace_hop(save, save->ranks[rank].node, now_of(save) - trace->begun_ns, 0, rank);
+	trace_hop(save, STATION_GATHER, save->ranks[rank].node, now_of(save) - trace->begun_ns, 0, rank);
 }
 
 void trace_published(struct csave *save, const struct version *version)
@@ -369,20 +369,39 @@ void trace_left(struct csave *save)
 
 /* ---- telling -------------------------------------------------------------------------------------------------------------- */
 
+/* The stations that it has come to, in the order in which it did: one that goes through has its slot before it captures. */
+static size_t order_stations(const struct trace *trace, enum station order[STATIONS])
+{
+	size_t n = 0;
+
+	for (enum station station = 0; station < STATIONS; station++) {
+		size_t at = n;
+
+		if (!trace->stations[station].seen)
+			continue;
+		for (; at && trace->stations[order[at - 1]].first_ns > trace->stations[station].first_ns; at--)
+			order[at] = order[at - 1];
+		order[at] = station;
+		n++;
+	}
+	return n;
+}
+
 static int add_stations(const struct trace *trace, uint64_t now_ns, struct list_buf *out)
 {
+	enum station order[STATIONS];
+	size_t n = order_stations(trace, order);
 	int r = 0;
 
-	for (size_t i = 0; !r && i < STATIONS; i++) {
+	for (size_t i = 0; !r && i < n; i++) {
+		bool is_there = trace->save && trace->at == order[i];
 		const struct elem_station elem = {
-			.name = view_str(station_names[i]),
-			.at_ns = trace->stations[i].first_ns - trace->begun_ns,
-			.took_ns = trace->stations[i].took_ns +
-				   (trace->save && trace->at == i ? now_ns - trace->since_ns : 0),
+			.name = view_str(station_names[order[i]]),
+			.at_ns = trace->stations[order[i]].first_ns - trace->begun_ns,
+			.took_ns = trace->stations[order[i]].took_ns + (is_there ? now_ns - trace->since_ns : 0),
 		};
 
-		if (trace->stations[i].seen)
-			r = elem_station_append(out, &elem);
+		r = elem_station_append(out, &elem);
 	}
 	return r;
 }

@@ -1,7 +1,8 @@
 /*
  * group/trace.h: how long a save waited and worked, station by station, as its coordinator saw it; told by `forebay why`.
  *
- * A save is at one station at a time; a *hop* is what one node did there. The coordinator keeps the saves in flight and the last ones
+ * A save is at one station at a time: the one that it waits for, where several go on at once, as storing one wave and capturing the next.
+ * A *hop* is what one node did at a station. The coordinator keeps the saves in flight and the last ones
  * that ended, within TRACES_MAX and TRACES_BYTES_MAX. A save whose trace found no memory goes on without one.
  */
 #pragma once
@@ -24,6 +25,7 @@
 	X(CAPTURE, "capture")	/* ranks copy and hash */                                                   \
 	X(VERDICT, "verdict")	/* equal boxes are compared; `captured` is told */                          \
 	X(DIGEST, "digest")	/* after a hinted capture: daemons hash */                                  \
+	X(TAKEOVER, "takeover") /* a successor asks who holds what, and settles what was opened */          \
 	X(COPY, "copy")		/* nodes fetch copies */                                                    \
 	X(KEEP, "keep")		/* other nodes take what a successor would need */                          \
 	X(STAGED, "staged")	/* that is told */                                                          \
@@ -52,13 +54,14 @@ struct version;
 void trace_begin(struct csave *save);
 void trace_offered(struct csave *save, uint32_t rank);	 /* so far the last to offer */
 void trace_at(struct csave *save, enum station station); /* leaves the one before */
-/* What @node did there: so long, so many bytes, @rank the last one to be done. */
-void trace_hop(struct csave *save, const char *node, uint64_t took_ns, uint64_t bytes, uint32_t rank);
+/* What @node did at @station: so long, so many bytes, @rank the last one to be done. */
+void trace_hop(struct csave *save, enum station station, const char *node, uint64_t took_ns, uint64_t bytes,
+	       uint32_t rank);
 void trace_slow(struct csave *save, const char *node); /* it was far behind the others */
 struct fan_call;
-void trace_calls(struct csave *save, const struct fan_call *calls,
+void trace_calls(struct csave *save, enum station station, const struct fan_call *calls,
 		 size_t n); /* a hop each; bytes as the calls have them */
-void trace_reports(struct csave *save, const struct fan_call *calls,
+void trace_reports(struct csave *save, enum station station, const struct fan_call *calls,
 		   size_t n); /* likewise; bytes and ranks as the nodes say */
 void trace_published(struct csave *save,
 		     const struct version *version);	       /* segments, root, index: when each was there */

@@ -70,7 +70,7 @@ static void traces_of_many_hops_stay_within_their_memory(void **state)
 		begin_save(&save, id);
 		trace_at(&save, STATION_CAPTURE);
 		for (uint64_t i = 0; i < 2 * TRACE_HOPS_MAX; i++)
-			trace_hop(&save, "n", i, 0, TRACE_NO_RANK);
+			trace_hop(&save, STATION_CAPTURE, "n", i, 0, TRACE_NO_RANK);
 		trace_left(&save);
 		assert_true(groups.traces.bytes <= TRACES_BYTES_MAX);
 	}
@@ -85,7 +85,7 @@ static void a_save_without_a_trace_goes_on(void **state)
 	const struct version version = { 0 };
 
 	trace_at(&save, STATION_PLAN);
-	trace_hop(&save, "n", 1, 1, 1);
+	trace_hop(&save, STATION_PLAN, "n", 1, 1, 1);
 	trace_offered(&save, 1);
 	trace_published(&save, &version);
 	trace_left(&save);
