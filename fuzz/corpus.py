@@ -234,6 +234,9 @@ def main():
     item = text("w.0") + text("float16") + u32(16) + u32(0) + box([0, 0], [4, 4]) + box([2, 0], [2, 4])
     write("messages", "save", u8(7) + u64(1) + u64(2) + text("ckpt/llama") + u64(1200) + u32(2) + u32(0) + u32(1) + u64(3) +
           listed(text("k") + text("v")) + u64(0x1122334455667788) + u32(1) + listed(item))
+    first = u32(1) + u32(0) + u32(7) + u32(0) + u64(0) + b"\3" * 32
+    other = u32(1) + u32(5) + u32(8) + u32(1) + u64(9) + b"\4" * 32
+    write("messages", "capture-reply", u8(38) + listed(first, other) + u64(64) + u32(5))
     conversations()
 
 

@@ -80,7 +80,9 @@ static int parse_part(const struct msg_g_reserve *reserve, struct part **ret, st
 		return r;
 	qsort(part->blocks, part->n_blocks, sizeof(*part->blocks), by_rank_and_block);
 	qsort(part->receives, part->n_receives, sizeof(*part->receives), by_block);
-	r = part_count_room(part);
+	r = part_order(part);
+	if (!r)
+		r = part_count_room(part);
 	if (!r)
 		*ret = TAKE(part);
 	return r;
@@ -297,38 +299,6 @@ static size_t outstanding(const struct msave *save)
 	return n;
 }
 
-static int add_filled(const struct msave *save, size_t at, struct list_buf *list)
-{
-	const struct mblock *block = &save->blocks[at];
-	struct elem_g_filled filled = { .block = save->part->blocks[at].block,
-					.rank = save->part->blocks[at].rank,
-					.crc = block->crc,
-					.flags = block->flags,
-					.sample = block->sample,
-					.digest = block->digest };
-
-	return block->filled ? elem_g_filled_append(list, &filled) : 0;
-}
-
-int capture_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer)
-{
-	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
-	struct msg_g_capture_reply reply = { .last_rank = save->last_rank };
-	size_t at, end;
-	int r = 0;
-
-	list_each(node, &save->offers) {
-		moffer_range(save, list_entry(node, struct moffer, link), first, last, &at, &end);
-		for (; !r && at < end; at++) {
-			r = add_filled(save, at, &list);
-			if (save->blocks[at].filled && save->part->blocks[at].mode == CAPTURE_COPY)
-				reply.bytes += save->part->blocks[at].bytes;
-		}
-	}
-	reply.filled = list_buf_view(&list);
-	return r ? r : msg_g_capture_reply_encode(&reply, answer);
-}
-
 static int serve_capture(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 			 struct error *e)
 {
@@ -355,7 +325,7 @@ static int serve_capture(void *arg, const char *from, struct view body, uint64_t
 	if (!r && save->state != SAVE_CAPTURING)
 		return error_set(e, save->error.code ? save->error.code : -ECANCELED, "%s", save->error.text);
 	if (!r)
-		r = capture_answer(save, capture.first, last, answer);
+		r = report_answer(save, capture.first, last, answer);
 	save->reported = !r && !save->waves;
 	return r;
 }

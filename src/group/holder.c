@@ -111,7 +111,7 @@ static int serve_digest(void *arg, const char *from, struct view body, uint64_t 
 		return error_set(e, -ENOENT, "no hinted save %016" PRIx64 " to hash here", id.save_id);
 	struct crew crew = { .save = save, .one = hash_one, .n = save->part->n_blocks, .deadline_ns = deadline_ns };
 	r = crew_run(&crew, "hash", HASH_FIBERS, e);
-	return r ? r : capture_answer(save, 0, UINT32_MAX, answer);
+	return r ? r : report_answer(save, 0, UINT32_MAX, answer);
 }
 
 /* ---- copies ----------------------------------------------------------------------------------------------------------- */

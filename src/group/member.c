@@ -24,6 +24,7 @@ void part_put(struct part *part)
 	if (!part || --part->refs)
 		return;
 	free(part->blocks);
+	free(part->order);
 	free(part->receives);
 	for (int kind = 0; kind < POOL_KINDS; kind++) {
 		free(part->rooms[kind].bytes);

@@ -27,13 +27,16 @@ struct part_receive {
 struct part {
 	uint32_t refs;
 	uint64_t plan;
-	struct part_block *blocks;     /* by rank, then block */
+	struct part_block *blocks; /* by rank, then block */
+	uint32_t *order; /* their places by block; of one block's, first that which is captured, then by rank */
 	struct part_receive *receives; /* by block */
 	size_t n_blocks, n_receives;
 	struct part_room rooms[POOL_KINDS];
 };
-void part_put(struct part *part);	/* accepts NULL */
-int part_count_room(struct part *part); /* once its lists are there */
+void part_put(struct part *part); /* accepts NULL */
+/* Once its lists are there: 0, -ENOMEM. */
+int part_count_room(struct part *part);
+int part_order(struct part *part);
 
 struct mblock {		     /* beside part.blocks */
 	struct block *block; /* pinned; NULL: a check, or a hole */
@@ -153,5 +156,5 @@ void msave_end_turn(struct msave *save); /* it has it no more, or does not wait 
 void capture_serve(struct groups *groups);
 void holder_serve(struct groups *groups);
 void stage_serve(struct groups *groups);
-/* msg_g_capture_reply: what is known of the blocks from @first to before @last */
-int capture_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer);
+/* msg_g_capture_reply: what is known of the blocks from @first to before @last, each thing once */
+int report_answer(const struct msave *save, uint32_t first, uint32_t last, struct buf *answer);

@@ -231,6 +231,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_capture(F) F(u64, save_id) F(u32, hinted) F(u64, epoch) F(u32, first) F(u32, last)
 /* Blocks of the plan from first to before last. In G_CAPTURE, last 0: all of them. */
 #define MSG_g_wave(F) F(u64, save_id) F(u64, epoch) F(u32, first) F(u32, last)
+/* In docs/formats.md: one report of a block for all ranks of the node that say the same, one for each that says something else. */
 #define ELEM_g_filled(F)       F(u32, block) F(u32, rank) F(u32, crc) F(u32, flags) F(u64, sample) F(digest, digest)
 #define MSG_g_capture_reply(F) F(list, filled) F(u64, bytes) F(u32, last_rank) /* captured there; the last rank to be done */
 #define MSG_save_id(F)	       F(u64, save_id) F(u64, epoch)

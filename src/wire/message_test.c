@@ -7,6 +7,19 @@
 #include <stdio.h>
 #include <string.h>
 
+/* @path: made from the page by fuzz/corpus.py. */
+static void assert_golden(const char *path, const struct buf *body)
+{
+	uint8_t file[512];
+	FILE *f = fopen(path, "rb");
+
+	assert_non_null(f);
+	size_t n = fread(file, 1, sizeof(file), f);
+	fclose(f);
+	assert_int_equal(n, body->len + 1); /* the fuzz target's byte that names the message */
+	assert_memory_equal(file + 1, body->ptr, body->len);
+}
+
 static void a_message_has_the_bytes_of_its_table(void **state)
 {
 	_cleanup_(list_buf_fini) struct list_buf items = { 0 };
@@ -20,7 +33,6 @@ static void a_message_has_the_bytes_of_its_table(void **state)
 		.box = { .ndim = 2, .start = { 2, 0 }, .count = { 2, 4 } },
 	};
 	const struct elem_attribute attribute = { .key = view_str("k"), .value = view_str("v") };
-	uint8_t file[512];
 
 	assert_int_equal(elem_item_append(&items, &item), 0);
 	assert_int_equal(elem_attribute_append(&attributes, &attribute), 0);
@@ -39,12 +51,23 @@ static void a_message_has_the_bytes_of_its_table(void **state)
 	};
 	assert_int_equal(msg_save_encode(&save, &body), 0);
 
-	FILE *f = fopen("fuzz/corpus/messages/golden-save", "rb"); /* made from the page by fuzz/corpus.py */
-	assert_non_null(f);
-	size_t n = fread(file, 1, sizeof(file), f);
-	fclose(f);
-	assert_int_equal(n, body.len + 1); /* the fuzz target's byte that names the message */
-	assert_memory_equal(file + 1, body.ptr, body.len);
+	assert_golden("fuzz/corpus/messages/golden-save", &body);
+}
+
+static void a_report_of_a_capture_has_the_bytes_of_its_table(void **state)
+{
+	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	struct elem_g_filled first = { .block = 1, .crc = 7 }, other = { .block = 1, .rank = 5, .crc = 8, .flags = 1 };
+
+	memset(first.digest.b, 3, DIGEST_BYTES);
+	memset(other.digest.b, 4, DIGEST_BYTES);
+	other.sample = 9;
+	assert_int_equal(elem_g_filled_append(&list, &first), 0);
+	assert_int_equal(elem_g_filled_append(&list, &other), 0);
+	const struct msg_g_capture_reply reply = { .filled = list_buf_view(&list), .bytes = 64, .last_rank = 5 };
+	assert_int_equal(msg_g_capture_reply_encode(&reply, &body), 0);
+	assert_golden("fuzz/corpus/messages/golden-capture-reply", &body);
 }
 
 static void elements_come_back_in_order_and_then_the_end(void **state)
@@ -91,6 +114,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_message_has_the_bytes_of_its_table),
+		cmocka_unit_test(a_report_of_a_capture_has_the_bytes_of_its_table),
 		cmocka_unit_test(elements_come_back_in_order_and_then_the_end),
 		cmocka_unit_test(an_older_writers_shorter_body_reads_as_zero_and_a_newer_ones_longer_body_is_taken),
 		cmocka_unit_test(types_have_names_and_strangers_have_none),
