@@ -194,54 +194,6 @@ void buf_drop(struct buf *buf, size_t len)
 		memmove(buf->ptr, buf->ptr + len, buf->len);
 }
 
-/* By shifts, which gcc turns into one load or store: right on every host, aligned or not. */
-uint16_t load_le16(const void *p)
-{
-	const uint8_t *b = p;
-
-	return (uint16_t)(b[0] | b[1] << 8);
-}
-
-uint32_t load_le32(const void *p)
-{
-	const uint8_t *b = p;
-
-	return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-}
-
-uint64_t load_le64(const void *p)
-{
-	const uint8_t *b = p;
-
-	return load_le32(b) | (uint64_t)load_le32(b + 4) << 32;
-}
-
-void store_le16(void *p, uint16_t v)
-{
-	uint8_t *b = p;
-
-	b[0] = (uint8_t)v;
-	b[1] = (uint8_t)(v >> 8);
-}
-
-void store_le32(void *p, uint32_t v)
-{
-	uint8_t *b = p;
-
-	b[0] = (uint8_t)v;
-	b[1] = (uint8_t)(v >> 8);
-	b[2] = (uint8_t)(v >> 16);
-	b[3] = (uint8_t)(v >> 24);
-}
-
-void store_le64(void *p, uint64_t v)
-{
-	uint8_t *b = p;
-
-	store_le32(b, (uint32_t)v);
-	store_le32(b + 4, (uint32_t)(v >> 32));
-}
-
 void hex_encode(char *out, const void *p, size_t len)
 {
 	static const char digits[] = "0123456789abcdef";

@@ -38,13 +38,53 @@ int buf_append_zero(struct buf *buf, size_t len);
 int buf_printf(struct buf *buf, const char *format, ...) __attribute__((format(printf, 2, 3))); /* no final 0 kept */
 void buf_drop(struct buf *buf, size_t len); /* removes the first @len bytes, of at least as many */
 
-/* Little-endian loads and stores for unaligned places. */
-uint16_t load_le16(const void *p);
-uint32_t load_le32(const void *p);
-uint64_t load_le64(const void *p);
-void store_le16(void *p, uint16_t v);
-void store_le32(void *p, uint32_t v);
-void store_le64(void *p, uint64_t v);
+/* Little-endian loads and stores for unaligned places. By shifts, which gcc turns into one load or store: right on every host. */
+static inline uint16_t load_le16(const void *p)
+{
+	const uint8_t *b = p;
+
+	return (uint16_t)(b[0] | b[1] << 8);
+}
+
+static inline uint32_t load_le32(const void *p)
+{
+	const uint8_t *b = p;
+
+	return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+static inline uint64_t load_le64(const void *p)
+{
+	const uint8_t *b = p;
+
+	return load_le32(b) | (uint64_t)load_le32(b + 4) << 32;
+}
+
+static inline void store_le16(void *p, uint16_t v)
+{
+	uint8_t *b = p;
+
+	b[0] = (uint8_t)v;
+	b[1] = (uint8_t)(v >> 8);
+}
+
+static inline void store_le32(void *p, uint32_t v)
+{
+	uint8_t *b = p;
+
+	b[0] = (uint8_t)v;
+	b[1] = (uint8_t)(v >> 8);
+	b[2] = (uint8_t)(v >> 16);
+	b[3] = (uint8_t)(v >> 24);
+}
+
+static inline void store_le64(void *p, uint64_t v)
+{
+	uint8_t *b = p;
+
+	store_le32(b, (uint32_t)v);
+	store_le32(b + 4, (uint32_t)(v >> 32));
+}
 
 /* Lower-case hex of @len bytes, 0-terminated, into @out of 2 * len + 1. */
 void hex_encode(char *out, const void *p, size_t len);

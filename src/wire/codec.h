@@ -14,6 +14,9 @@
  */
 #pragma once
 
+#include <errno.h>
+#include <string.h>
+
 #include "base/box.h"
 #include "base/bytes.h"
 #include "base/hash.h"
@@ -24,7 +27,22 @@ struct list_view {
 };
 
 /* The next element's bytes: 0, 1 at the end, -EPROTO. */
-int list_view_next(struct list_view *list, struct view *ret_element);
+static inline int list_view_next(struct list_view *list, struct view *ret_element)
+{
+	if (!list->count)
+		return list->bytes.len ? -EPROTO : 1;
+	if (list->bytes.len < 4)
+		return -EPROTO;
+
+	uint32_t len = load_le32(list->bytes.ptr);
+	if (len > list->bytes.len - 4)
+		return -EPROTO;
+	*ret_element = (struct view){ .ptr = list->bytes.ptr + 4, .len = len };
+	list->bytes.ptr += 4 + len;
+	list->bytes.len -= 4 + len;
+	list->count--;
+	return 0;
+}
 
 /* A list being built: elements are appended by the generated <name>_append(). Zeroed is valid. */
 struct list_buf {
@@ -34,19 +52,101 @@ struct list_buf {
 struct list_view list_buf_view(const struct list_buf *list);
 void list_buf_fini(struct list_buf *list);
 
-/* One function per field type; the schema's macros call them. Encoders: 0, -ENOMEM, -EOVERFLOW. */
-int put_u8(struct buf *out, const uint8_t *v);
-int put_u32(struct buf *out, const uint32_t *v);
-int put_u64(struct buf *out, const uint64_t *v);
-int put_digest(struct buf *out, const struct digest *v);
+/*
+ * One function per field type; the schema's macros call them. Encoders: 0, -ENOMEM, -EOVERFLOW. Decoders take their bytes off @in: 0,
+ * -EPROTO; with @in empty they give zero. Those of fixed size are inline: a save of small items is a hundred thousand of them.
+ */
+static inline int put_bytes(struct buf *out, const void *p, size_t len)
+{
+	int r = out->cap - out->len < len ? buf_reserve(out, len) : 0;
+
+	if (r)
+		return r;
+	memcpy(out->ptr + out->len, p, len);
+	out->len += len;
+	return 0;
+}
+
+static inline int put_u8(struct buf *out, const uint8_t *v)
+{
+	return put_bytes(out, v, 1);
+}
+
+static inline int put_u32(struct buf *out, const uint32_t *v)
+{
+	uint8_t le[4];
+
+	store_le32(le, *v);
+	return put_bytes(out, le, sizeof(le));
+}
+
+static inline int put_u64(struct buf *out, const uint64_t *v)
+{
+	uint8_t le[8];
+
+	store_le64(le, *v);
+	return put_bytes(out, le, sizeof(le));
+}
+
+static inline int put_digest(struct buf *out, const struct digest *v)
+{
+	return put_bytes(out, v->b, DIGEST_BYTES);
+}
+
 int put_str(struct buf *out, const struct view *v);
 int put_box(struct buf *out, const struct box *v);
 int put_list(struct buf *out, const struct list_view *v);
-/* Decoders take their bytes off @in: 0, -EPROTO. With @in empty they give zero. */
-int get_u8(struct view *in, uint8_t *ret);
-int get_u32(struct view *in, uint32_t *ret);
-int get_u64(struct view *in, uint64_t *ret);
-int get_digest(struct view *in, struct digest *ret);
+
+/* True: the value is to be read. False with @ret 0: the body ended at this field's border; -EPROTO: within it. */
+static inline bool field_take(struct view *in, size_t len, const uint8_t **ret_at, int *ret)
+{
+	*ret = in->len && in->len < len ? -EPROTO : 0;
+	if (in->len < len)
+		return false;
+	*ret_at = in->ptr;
+	in->ptr += len;
+	in->len -= len;
+	return true;
+}
+
+static inline int get_u8(struct view *in, uint8_t *ret)
+{
+	const uint8_t *at;
+	int r;
+
+	*ret = field_take(in, 1, &at, &r) ? *at : 0;
+	return r;
+}
+
+static inline int get_u32(struct view *in, uint32_t *ret)
+{
+	const uint8_t *at;
+	int r;
+
+	*ret = field_take(in, 4, &at, &r) ? load_le32(at) : 0;
+	return r;
+}
+
+static inline int get_u64(struct view *in, uint64_t *ret)
+{
+	const uint8_t *at;
+	int r;
+
+	*ret = field_take(in, 8, &at, &r) ? load_le64(at) : 0;
+	return r;
+}
+
+static inline int get_digest(struct view *in, struct digest *ret)
+{
+	const uint8_t *at;
+	int r;
+
+	memset(ret, 0, sizeof(*ret));
+	if (field_take(in, DIGEST_BYTES, &at, &r))
+		memcpy(ret->b, at, DIGEST_BYTES);
+	return r;
+}
+
 int get_str(struct view *in, struct view *ret);
 int get_box(struct view *in, struct box *ret);
 int get_list(struct view *in, struct list_view *ret);

@@ -61,7 +61,7 @@ static void fields_have_the_bytes_of_the_page(void **state)
 static void fields_come_back(void **state)
 {
 	struct all all;
-	struct view element;
+	struct view element = { 0 };
 
 	assert_int_equal(get_all(view_of(golden, sizeof(golden)), &all), 0);
 	assert_true(all.a == 1 && all.b == 0x02030405 && all.c == UINT64_C(0x060708090a0b0c0d));

@@ -54,7 +54,7 @@ MSG_LIST(MSG_DEFINE)
 	{                                                                            \
 		struct buf *out = &list->bytes;                                      \
 		size_t len = out->len;                                               \
-		int r = buf_append_zero(out, 4);                                     \
+		int r = put_bytes(out, (const uint8_t[4]){ 0 }, 4);                  \
                                                                                      \
 		ELEM_##name(PUT_FIELD) if (r)                                        \
 		{                                                                    \
