@@ -26,6 +26,9 @@
 
 #define LARGE_BYTES \
 	(4 << 20) /* lists of a million items: freed, they go back to the system instead of staying in the heap */
+#define TOP_PAD_BYTES \
+	(1            \
+	 << 20) /* the heap grows in such steps, and keeps up to LARGE_BYTES: else each save faults its messages' pages in anew */
 
 #define KEY_CONFIG  'c'
 #define KEY_REBUILD 1
@@ -303,6 +306,8 @@ int main(int argc, char **argv)
 	if (listen_for_fate("FOREBAY_DIE_AT", SIGKILL) || listen_for_fate("FOREBAY_STOP_AT", SIGSTOP))
 		return 2;
 	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
+	mallopt(M_TRIM_THRESHOLD, LARGE_BYTES);
+	mallopt(M_TOP_PAD, TOP_PAD_BYTES);
 	log_setup((enum log_level)run.config.log, NULL, NULL);
 	log_node(run.config.node);
 	int result = run_daemon(&run);
