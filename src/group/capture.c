@@ -381,34 +381,43 @@ struct filling { /* one FILLED message, checked on a worker */
 	struct elem_filled *filled;
 };
 
-/* The place of a block among those of the rank: SIZE_MAX when it has none such, or reported it before. */
-static size_t find_place(const struct msave *save, const struct moffer *offer, uint32_t block)
+/*
+ * The place of a block among those of the rank: SIZE_MAX when it has none such, or reported it before. @next: where it mostly is,
+ * since ranks report in the order in which they were granted.
+ */
+static size_t find_place(const struct msave *save, const struct moffer *offer, uint32_t block, size_t next)
 {
-	struct part_block key = { .rank = offer->number, .block = block };
-	const struct part_block *at =
-		bsearch(&key, save->part->blocks + offer->first, offer->n, sizeof(key), by_rank_and_block);
+	const struct part_block *blocks = save->part->blocks, *at = blocks + next;
 
-	return at && !save->blocks[at - save->part->blocks].filled ? (size_t)(at - save->part->blocks) : SIZE_MAX;
+	if (next >= offer->first + offer->n || at->block != block) {
+		const struct part_block key = { .rank = offer->number, .block = block };
+
+		at = bsearch(&key, blocks + offer->first, offer->n, sizeof(key), by_rank_and_block);
+	}
+	return at && !save->blocks[at - blocks].filled ? (size_t)(at - blocks) : SIZE_MAX;
 }
 
 static int parse_filled(struct filling *filling, const struct moffer *offer, struct list_view list, struct error *e)
 {
+	struct msave *save = filling->save;
+	size_t next = offer->first;
 	int r;
 
-	filling->places = calloc(list.count + 1, sizeof(*filling->places));
-	filling->filled = calloc(list.count + 1, sizeof(*filling->filled));
+	filling->places = malloc((list.count + 1) * sizeof(*filling->places));
+	filling->filled = malloc((list.count + 1) * sizeof(*filling->filled));
 	if (!filling->places || !filling->filled)
 		return -ENOMEM;
 	while ((r = elem_filled_next(&list, &filling->filled[filling->n])) == 0) {
-		size_t place = find_place(filling->save, offer, filling->filled[filling->n].block);
+		size_t place = find_place(save, offer, filling->filled[filling->n].block, next);
 
 		if (place == SIZE_MAX)
 			return error_set(e, -EPROTO,
 					 "rank %u reported block %u, which it was not granted or has reported",
 					 offer->number, filling->filled[filling->n].block);
-		filling->save->last_rank = offer->number;
-		filling->save->blocks[place].filled = true; /* a second report of it is refused from here on */
+		save->last_rank = offer->number;
+		save->blocks[place].filled = true; /* a second report of it is refused from here on */
 		filling->places[filling->n++] = place;
+		next = place + 1;
 	}
 	return r == 1 ? 0 : r;
 }
@@ -433,6 +442,7 @@ static int check_on_worker(void *arg)
 static int accept_filled(struct filling *filling)
 {
 	struct msave *save = filling->save;
+	uint64_t bytes = 0;
 	int r = 0;
 
 	for (size_t i = 0; !r && i < filling->n; i++) {
@@ -443,7 +453,7 @@ static int accept_filled(struct filling *filling)
 		block->crc = filled->crc;
 		block->flags = filled->flags;
 		block->sample = filled->sample;
-		count(COUNT_CAPTURED_BYTES, block->block && !(filled->flags & FILLED_ZERO) ? block->block->bytes : 0);
+		bytes += block->block && !(filled->flags & FILLED_ZERO) ? block->block->bytes : 0;
 		if (save->hinted || !block->block)
 			continue;
 		if (filled->flags & FILLED_ZERO) {
@@ -453,6 +463,7 @@ static int accept_filled(struct filling *filling)
 		}
 		r = msave_index(&block->block, &block->digest, block->crc);
 	}
+	count(COUNT_CAPTURED_BYTES, bytes);
 	return r;
 }
 
