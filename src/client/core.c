@@ -381,6 +381,30 @@ int core_feed(struct core *core, const void *bytes, size_t len, struct error *e)
 
 /* ---- work --------------------------------------------------------------------------------------------------------------- */
 
+struct work *core_capture_new(struct core *core)
+{
+	struct list *node = list_pop(&core->spare);
+	struct work *work = node ? list_entry(node, struct work, link) : NULL;
+
+	if (!work)
+		return work_new(WORK_CAPTURE, 0);
+	core->n_spare--;
+	memset(work, 0, sizeof(*work));
+	list_init(&work->link);
+	return work;
+}
+
+/* Some of a save's stay for the next: of small blocks it has many. */
+static void core_work_free(struct core *core, struct work *work)
+{
+	if (work->kind == WORK_CAPTURE && core->n_spare < SPARE_MAX) {
+		list_append(&core->spare, &work->link);
+		core->n_spare++;
+	} else {
+		work_free(work);
+	}
+}
+
 void core_work_put(struct core *core, struct work *work)
 {
 	list_append(&core->work, &work->link);
@@ -398,7 +422,7 @@ unsigned core_work_drop(struct core *core, const void *owner)
 			continue;
 		list_remove(&work->link);
 		core->work_bytes -= work->bytes;
-		work_free(work);
+		core_work_free(core, work);
 		n++;
 	}
 	return n;
@@ -444,7 +468,7 @@ void core_work_done(struct core *core, struct work *work)
 		save_work_done(work->owner, work);
 	else
 		load_work_done(work->owner, work);
-	work_free(work);
+	core_work_free(core, work);
 }
 
 /* ---- figures ---------------------------------------------------------------------------------------------------------- */
@@ -499,8 +523,8 @@ int core_new(const struct core_events *events, struct core **ret)
 		return -ENOMEM;
 	core->magic = CORE_MAGIC;
 	core->events = *events;
-	struct list *const lists[] = { &core->greeted, &core->requests, &core->calls, &core->saves,
-				       &core->loads,   &core->groups,	&core->trash, &core->work };
+	struct list *const lists[] = { &core->greeted, &core->requests, &core->calls, &core->saves, &core->loads,
+				       &core->groups,  &core->trash,	&core->work,  &core->spare };
 	for (size_t i = 0; i < ARRAY_LEN(lists); i++)
 		list_init(lists[i]);
 	body_joiner_init(&core->joiner, PARTIAL_MAX);
@@ -522,6 +546,8 @@ void core_free(struct core *core)
 	empty_trash(core);
 	CHECK(!core->n_running && list_empty(&core->calls) && list_empty(&core->saves) && list_empty(&core->loads) &&
 	      list_empty(&core->groups));
+	for (struct list *node; (node = list_pop(&core->spare));)
+		work_free(list_entry(node, struct work, link));
 	body_joiner_fini(&core->joiner);
 	buf_fini(&core->in);
 	buf_fini(&core->out);

@@ -363,7 +363,7 @@ void load_work_done(struct core_load *load, struct work *work)
 			error_set(&failure, r, "item \"%.200s\": its pieces cannot be copied into the target: %s",
 				  load->wants[work->parts[0].want].name, error_meaning(r));
 			load_fail(load, &failure, true);
-		} else if (load->tokens.count >= BATCH || !(load->queued + load->running)) {
+		} else if (load->tokens.count >= TOKENS_MAX || !(load->queued + load->running)) {
 			give_back_tokens(load);
 		}
 	}

@@ -348,7 +348,7 @@ static int put_capture(struct core_save *save, const struct elem_grant *grant, e
 				 "the daemon grants a span outside of its arenas (%" PRIu64 ": %" PRIu64 "+%" PRIu32
 				 ")",
 				 grant->arena, grant->arena_offset, grant->bytes);
-	struct work *work = work_new(WORK_CAPTURE, 0);
+	struct work *work = core_capture_new(save->core);
 	if (!work)
 		return error_set(e, -ENOMEM, "no memory to capture a block");
 	work->owner = save;
@@ -423,6 +423,7 @@ static void report(struct core_save *save)
 
 	list_buf_fini(&save->filled);
 	save->filled_bytes = 0;
+	core_stats_set(&save->stats, "captured_bytes", save->captured_bytes);
 	if (r || !own) {
 		free(own);
 		core_lose(save->core, -ENOMEM, "no memory for a message to the daemon");
@@ -467,7 +468,6 @@ void save_work_done(struct core_save *save, struct work *work)
 			save_fail(save, &failure, true);
 		} else {
 			save->captured_bytes += work->span ? work->bytes : 0;
-			core_stats_set(&save->stats, "captured_bytes", save->captured_bytes);
 			save->filled_bytes += work->bytes;
 			report_when_due(save);
 		}

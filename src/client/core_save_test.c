@@ -138,6 +138,23 @@ static void a_save_goes_through_its_stages(void **state)
 	script_leave(s, v.group);
 }
 
+static void many_small_blocks_are_one_report(void **state)
+{
+	struct script *s = *state;
+	struct saving v;
+	struct msg_filled m;
+
+	offer(s, &v);
+	for (uint32_t i = 0; i < 100; i++)
+		grant(s, v.number, GRANT_HINTED, i % 4);
+	assert_int_equal(script_run_all(s), 100);
+	script_expect(s, MSG_FILLED);
+	assert_int_equal(msg_filled_decode(view_buf(&s->body), &m), 0);
+	assert_int_equal(m.filled.count, 100);
+	script_silence(s);
+	end(s, &v);
+}
+
 static void a_future_of_a_stage_that_is_over_is_over_at_once(void **state)
 {
 	struct script *s = *state;
@@ -596,6 +613,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(the_daemons_end_fails_everything_now_and_later, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(a_save_goes_through_its_stages, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(many_small_blocks_are_one_report, script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(a_future_of_a_stage_that_is_over_is_over_at_once, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(a_forgotten_future_is_not_told, script_set_up, script_tear_down),

@@ -12,10 +12,12 @@
 #define PARTIAL_MAX   (128u << 20) /* bytes of messages that have come in part; answers to clients come in pages */
 #define OUT_KEPT_MAX  (4u << 20)   /* bytes of the buffer of what is to be sent, when all was sent */
 #define TELL_MS	      60000	   /* deadline of messages whose reply nobody waits for */
-#define BATCH	      32	   /* results that are reported in one message, unless nothing more is under way */
+#define BATCH	      1024	   /* reports of captured blocks in one message, unless nothing more is under way */
 #define BATCH_MOST    16384	   /* and while REPORTS_MAX messages are under way: about 1 MiB */
 #define REPORTS_MAX   16	  /* of one save: a daemon serves so many requests of a session at a time and no more */
 #define BATCH_BYTES   (16u << 20) /* and so many that they stand for: the daemon sums them while the next are captured */
+#define TOKENS_MAX    32	  /* of filled targets that are given back in one message, likewise: they hold room */
+#define SPARE_MAX     1024	  /* pieces of work that are kept for the next save: 200 KiB */
 #define BLOCK_MAX     (8u << 20)  /* bytes */
 #define ITEM_NAME_MAX 1024	  /* bytes of UTF-8 */
 #define DTYPE_MAX     32
@@ -70,7 +72,8 @@ struct core {
 
 	struct list work; /* to be taken */
 	uint64_t work_bytes;
-	unsigned n_running;
+	unsigned n_running, n_spare;
+	struct list spare; /* work of earlier saves, to be used again */
 };
 
 /* Sends a request and registers @request for its reply. */
@@ -83,6 +86,7 @@ uint8_t *core_span(const struct core *core, uint64_t arena, uint64_t offset, uin
 void core_end_future(struct core_future *future, const struct error *e); /* NULL: success */
 void core_end_futures(struct list *futures, const struct error *e);
 void core_discard(struct core *core, struct trash *trash, void (*free)(struct trash *trash)); /* again: does nothing */
+struct work *core_capture_new(struct core *core); /* zeroed; NULL: no memory */
 /* Puts work in the queue; drops from it what @owner has not begun and says how much that was. */
 void core_work_put(struct core *core, struct work *work);
 unsigned core_work_drop(struct core *core, const void *owner);

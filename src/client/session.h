@@ -30,6 +30,7 @@
 #define RECV_BYTES	 (256u << 10)
 #define INLINE_BYTES \
 	(1u << 20) /* blocks up to this, all together, are copied by who reads of them: waking others costs more */
+#define LITTLE_MOST	64  /* of these blocks at a time without the lock: a cancelled save or load waits for them */
 #define LINGER_US	200 /* so long the byte thread leaves the socket to the next caller */
 #define DESCRIPTORS_MAX 16  /* that have come and were not asked for */
 #define MAPS_MAX	16
