@@ -26,6 +26,7 @@ HEAD_BYTES = 64
 REPLY, FAILED, MORE = 1, 2, 4
 HELLO, PING, PROVE = 1, 2, 3
 JOIN, LEAVE, SAVE, FILLED, CANCEL, OPEN, ITEMS, CLOSE, LOAD, RELEASE, LIST = range(16, 27)
+FORGO = 41
 ARENA, GRANT, META, FETCH, G_JOIN = 48, 49, 64, 65, 66
 SESSIONS_MAX, CALLS_MAX, RANKS_MAX, VERSIONS_MAX, PARTS_MAX, STRANGERS_MAX = 1024, 256, 256, 1024, 256, 256
 CONTROL, BULK = 1, 2
@@ -276,6 +277,7 @@ AFTER_HELLO = {
     "a save in another's group": (frame(SAVE, SAVE_BODY), "strange", FAILS),
     "spans filled of another's save": (frame(FILLED, u64(1) + u64(1) + listed()), "strange", FAILS),
     "CANCEL of another's save": (frame(CANCEL, u64(1) + u64(1)), "strange", FAILS),
+    "FORGO in another's group": (frame(FORGO, u64(1) + u64(1) + text("b") + text("1")), "strange", FAILS),
     "items of another's version": (frame(ITEMS, u64(1)), "strange", FAILS),
     "a load of another's version": (frame(LOAD, u64(1) + u64(0) + u64(1) + listed()), "strange", FAILS),
     "a load in another's group": (frame(OPEN, text("b") + text("1") + u64(5)), "strange", FAILS),

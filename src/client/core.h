@@ -84,12 +84,21 @@ int core_call_start(struct core *core, enum msg_type type, struct view body, uin
 		    void (*fn)(struct core_future *), struct core_call **ret, struct error *e);
 /* Frees it, now or when its reply has come; what a late JOIN or OPEN brings is given back. Accepts NULL. */
 void core_call_drop(struct core_call *call);
+/*
+ * The other ranks of a group must not wait for what a call that was refused would have led to: @e, its failure, is told to them through the
+ * daemon when it is one of memory or room, which they did not meet. (Any other they meet as well, or it may be mended in time.) Where
+ * no memory is left to tell it, the session is lost, and that tells them.
+ */
+void core_forgo_join(struct core *core, const struct msg_join *join, const struct error *e);
+void core_forgo_open(struct core_group *group, const struct msg_open *open, const struct error *e);
+void core_forgo_load(struct core_group *group, uint64_t version_handle, const struct error *e);
+void core_forgo_save(struct core_group *group, struct view bundle, uint64_t step, const struct error *e);
 /* A message whose reply says nothing of interest: CLOSE. */
 void core_tell(struct core *core, enum msg_type type, struct view body);
 
 /* ---- groups --------------------------------------------------------------------------------------------------------------- */
 
-/* A rank's membership, from a JOIN call's answer. */
+/* A rank's membership, from a JOIN call's answer. -ENOMEM: the rank leaves again. */
 int core_group_new(struct core *core, const struct msg_join_reply *reply, struct core_group **ret);
 uint64_t core_group_handle(const struct core_group *group);
 /*

@@ -91,14 +91,73 @@ void core_call_drop(struct core_call *call)
 		call->dropped = true;
 }
 
+/* ---- what is not done after all --------------------------------------------------------------------------------------------- */
+
+/* Of this process or its daemon, just now: no other rank meets it. */
+static bool is_shortage(const struct error *e)
+{
+	return e->code == -ENOMEM || e->code == -ENOBUFS || e->code == -EBUSY;
+}
+
+void core_tell_forgone(struct core *core, const struct msg_forgo *m)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+
+	core_tell_encoded(core, MSG_FORGO, &body, msg_forgo_encode(m, &body));
+}
+
+void core_forgo_join(struct core *core, const struct msg_join *join, const struct error *e)
+{
+	const struct msg_forgo m = { .name = join->group,
+				     .run = join->run,
+				     .rank = join->rank,
+				     .words = view_str(e->text) };
+
+	if (is_shortage(e))
+		core_tell_forgone(core, &m);
+}
+
+void core_forgo_open(struct core_group *group, const struct msg_open *open, const struct error *e)
+{
+	const struct msg_forgo m = { .group = group->handle,
+				     .bundle = open->bundle,
+				     .spec = open->version,
+				     .words = view_str(e->text) };
+
+	if (is_shortage(e))
+		core_tell_forgone(group->core, &m);
+}
+
+void core_forgo_load(struct core_group *group, uint64_t version_handle, const struct error *e)
+{
+	const struct msg_forgo m = { .group = group->handle, .version = version_handle, .words = view_str(e->text) };
+
+	if (is_shortage(e))
+		core_tell_forgone(group->core, &m);
+}
+
+void core_forgo_save(struct core_group *group, struct view bundle, uint64_t step, const struct error *e)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct msg_cancel m = { .group = group->handle,
+				      .bundle = bundle,
+				      .step = step,
+				      .words = view_str(e->text) };
+
+	if (is_shortage(e))
+		core_tell_encoded(group->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
+}
+
 /* ---- groups --------------------------------------------------------------------------------------------------------------- */
 
 int core_group_new(struct core *core, const struct msg_join_reply *reply, struct core_group **ret)
 {
 	struct core_group *group = calloc(1, sizeof(*group));
 
-	if (!group)
+	if (!group) {
+		tell_handle(core, MSG_LEAVE, reply->handle);
 		return -ENOMEM;
+	}
 	group->core = core;
 	group->handle = reply->handle;
 	group->incarnation = reply->incarnation;

@@ -126,9 +126,14 @@ void load_lose(struct core_load *load, const struct error *e)
 int core_load_new(struct core *core, struct core_group *group, uint64_t version_handle, struct core_load **ret)
 {
 	struct core_load *load = calloc(1, sizeof(*load));
+	struct error none = { 0 };
 
-	if (!load)
-		return -ENOMEM;
+	if (!load) {
+		int r = error_set(&none, -ENOMEM, "no memory for a load");
+		if (group)
+			core_forgo_load(group, version_handle, &none);
+		return r;
+	}
 	load->core = core;
 	load->group = group;
 	load->version = version_handle;
@@ -153,6 +158,13 @@ static int grow_wants(struct core_load *load)
 	return 0;
 }
 
+/* It may be tried again; if it is not, the other ranks are told when the load is dropped. */
+static int refused(struct core_load *load, int code, const char *words, struct error *e)
+{
+	(void)error_set(&load->refusal, code, "%s", words);
+	return error_set(e, code, "%s", words);
+}
+
 int core_load_add(struct core_load *load, const struct core_want *want, struct error *e)
 {
 	const struct elem_want elem = { .name = want->name, .box = want->box };
@@ -175,7 +187,7 @@ int core_load_add(struct core_load *load, const struct core_want *want, struct e
 	own.name = view_dup(want->name);
 	if (!own.name || grow_wants(load) || elem_want_append(&load->encoded, &elem)) {
 		free(own.name);
-		return error_set(e, -ENOMEM, "no memory for one target more");
+		return refused(load, -ENOMEM, "no memory for one target more", e);
 	}
 	load->wants[load->n_wants++] = own;
 	return 0;
@@ -188,6 +200,10 @@ static void on_reply(struct request *request, const struct error *e, struct view
 	load->asked = false;
 	if (e) {
 		load->cancel_due = false; /* the daemon knows of no such load */
+		if (load->group && load->core->state != CORE_LOST)
+			core_tell_forgone(load->core, &(struct msg_forgo){ .group = load->group->handle,
+									   .version = load->version,
+									   .words = view_str(e->text) });
 		load_fail(load, e, false);
 	}
 	load_settle(load);
@@ -210,12 +226,15 @@ int core_load_submit(struct core_load *load, struct error *e)
 		return error_set(e, -EINVAL, "the load is submitted already");
 	if (load->group && load->group->left)
 		return error_set(e, -EINVAL, "the rank has left the group");
-	if (msg_load_encode(&m, &body))
-		return error_set(e, -ENOMEM, "no memory to ask for %zu targets", load->n_wants);
+	struct error why = { 0 };
 	load->request.done = on_reply;
-	r = core_ask(load->core, &load->request, MSG_LOAD, view_buf(&body), UINT32_MAX, e);
+	if (msg_load_encode(&m, &body))
+		r = error_set(&why, -ENOMEM, "no memory to ask for %zu targets", load->n_wants);
+	else
+		r = core_ask(load->core, &load->request, MSG_LOAD, view_buf(&body), UINT32_MAX, &why);
 	if (r)
-		return r;
+		return refused(load, r, why.text, e);
+	load->refusal.code = 0;
 	load->number = ++load->core->last_number;
 	load->asked = true;
 	load_move(load, LOAD_ASKED);
@@ -411,6 +430,8 @@ void core_load_cancel(struct core_load *load)
 {
 	struct error failure = { 0 };
 
+	if (load->phase == LOAD_NEW && load->group && load->refusal.code && !load->group->left)
+		core_forgo_load(load->group, load->version, &load->refusal);
 	error_set(&failure, -ECANCELED, "the load was cancelled");
 	load_fail(load, &failure, load->phase != LOAD_NEW);
 }

@@ -264,9 +264,65 @@ static void ranks_loads_end_when_they_leave(void **state)
 	core_load_drop(load);
 }
 
+static void expect_forgone(struct script *s, uint64_t version, const char *words)
+{
+	struct msg_forgo m;
+
+	script_expect(s, MSG_FORGO);
+	assert_int_equal(msg_forgo_decode(view_buf(&s->body), &m), 0);
+	assert_true(m.group == 31 && m.version == version && !m.name.len);
+	assert_true(view_equal(m.words, view_str(words)));
+}
+
+static void a_refused_part_of_a_grouped_load_is_told_to_the_other_ranks(void **state)
+{
+	struct script *s = *state;
+	struct core_group *group = script_join(s);
+	struct core_load *load;
+
+	assert_int_equal(core_load_new(s->core, group, 17, &load), 0);
+	assert_int_equal(core_load_submit(load, NULL), 0);
+	script_expect(s, MSG_LOAD);
+	script_fail(s, -ENOMEM, "no memory to serve a request");
+	expect_forgone(s, 17, "no memory to serve a request");
+	core_load_drop(load);
+	script_silence(s);
+	script_leave(s, group);
+}
+
+static void a_shortage_of_one_rank_is_told_and_what_all_meet_is_not(void **state)
+{
+	struct script *s = *state;
+	struct core_group *group = script_join(s);
+	const struct msg_join join = { view_str("job"), view_str("1"), 1, 2 };
+	const struct msg_open open = { view_str("b"), view_str("latest"), 31 };
+	struct error none = { 0 }, absent = { 0 };
+	struct msg_forgo m;
+
+	(void)error_set(&none, -ENOMEM, "no memory");
+	(void)error_set(&absent, -ENOENT, "there is no bundle b");
+	core_forgo_join(s->core, &join, &absent);
+	core_forgo_open(group, &open, &absent);
+	core_forgo_save(group, view_str("b"), 7, &absent);
+	script_silence(s);
+	core_forgo_open(group, &open, &none);
+	expect_forgone(s, 0, "no memory");
+	core_forgo_join(s->core, &join, &none);
+	script_expect(s, MSG_FORGO);
+	assert_int_equal(msg_forgo_decode(view_buf(&s->body), &m), 0);
+	assert_true(view_equal(m.name, view_str("job")) && view_equal(m.run, view_str("1")) && m.rank == 1);
+	core_forgo_save(group, view_str("b"), 7, &none);
+	script_expect(s, MSG_CANCEL);
+	script_leave(s, group);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(a_refused_part_of_a_grouped_load_is_told_to_the_other_ranks,
+						script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_shortage_of_one_rank_is_told_and_what_all_meet_is_not, script_set_up,
+						script_tear_down),
 		cmocka_unit_test_setup_teardown(a_load_fills_its_target_and_gives_everything_back, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(a_load_is_over_only_when_its_last_work_is, script_set_up,

@@ -49,13 +49,14 @@ static void tell_cancel(struct core_save *save)
 	core_tell_encoded(save->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
 }
 
-/* The other ranks would wait for an offer that never comes. */
-static void tell_abandoned(struct core_save *save)
+/* The other ranks would wait for an offer that never comes. @why: NULL, it was cancelled. */
+static void tell_abandoned(struct core_save *save, const struct error *why)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	const struct msg_cancel m = { .group = save->group->handle,
 				      .bundle = view_str(save->bundle),
-				      .step = save->step };
+				      .step = save->step,
+				      .words = why ? view_str(why->text) : (struct view){ 0 } };
 
 	core_tell_encoded(save->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
 }
@@ -133,15 +134,19 @@ int core_save_new(struct core_group *group, const struct core_save_options *opti
 {
 	struct core_save *save = calloc(1, sizeof(*save));
 
-	if (!save)
-		return error_set(e, -ENOMEM, "no memory for a save");
-	if (options->attributes.bytes.len)
+	if (save && options->attributes.bytes.len)
 		save->attributes.count = options->attributes.count;
-	save->bundle = view_dup(options->bundle);
-	if (!save->bundle ||
+	if (save)
+		save->bundle = view_dup(options->bundle);
+	if (!save || !save->bundle ||
 	    buf_append(&save->attributes.bytes, options->attributes.bytes.ptr, options->attributes.bytes.len)) {
-		save_free(&save->trash);
-		return error_set(e, -ENOMEM, "no memory for a save");
+		struct error none;
+
+		if (save)
+			save_free(&save->trash);
+		int r = error_set(&none, -ENOMEM, "no memory for a save");
+		core_forgo_save(group, options->bundle, options->step, &none);
+		return error_set(e, r, "%s", none.text);
 	}
 	save->core = group->core;
 	save->group = group;
@@ -270,7 +275,7 @@ static void on_offered(struct request *request, const struct error *e, struct vi
 	if (e) {
 		save->cancel_due = false; /* the daemon knows of no such save */
 		if (e->code == -ENOMEM)	  /* maybe nor does the part of it that would tell the other ranks */
-			tell_abandoned(save);
+			tell_abandoned(save, e);
 		save_fail(save, e, false);
 		save_settle(save);
 		return;
@@ -283,12 +288,12 @@ static void on_offered(struct request *request, const struct error *e, struct vi
 		save->cancel_due = false; /* it was not taken in, and now it never will be */
 		if (save->cancelled)
 			error_set(&failure, -ECANCELED, "the save was cancelled");
-		tell_abandoned(save);
+		tell_abandoned(save, NULL);
 		save_fail(save, &failure, false);
 	} else if (m.need_items) {
 		save->whole = true;
 		if (send_offer(save, &failure)) {
-			tell_abandoned(save);
+			tell_abandoned(save, &failure);
 			save_fail(save, &failure, false);
 		}
 	}
@@ -551,7 +556,7 @@ void core_save_cancel(struct core_save *save)
 		error_set(&failure, -ECANCELED,
 			  "the save of step %" PRIu64 " of %s was cancelled before it was submitted", save->step,
 			  save->bundle);
-		tell_abandoned(save);
+		tell_abandoned(save, NULL);
 		save_fail(save, &failure, false);
 	}
 	if (save->phase != PHASE_OFFERED || save->cancelled)

@@ -20,8 +20,13 @@ static int join(struct forebay_session *session, const struct forebay_group_opti
 	int r = msg_join_encode(&m, &body);
 
 	r = session_call(session, MSG_JOIN, &body, r, timeout_ms < 0 ? -1 : timeout_ms, &answer, e);
-	if (r)
+	if (r) {
+		if (!session_enter(session, NULL)) {
+			core_forgo_join(session->core, &m, e);
+			session_leave(session);
+		}
 		return r;
+	}
 	if (msg_join_reply_decode(view_buf(&answer), &reply))
 		return error_set(e, -EPROTO, "the daemon's answer to a join cannot be read");
 	r = session_enter(session, e);

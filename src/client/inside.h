@@ -81,6 +81,7 @@ int core_ask(struct core *core, struct request *request, enum msg_type type, str
 	     struct error *e);
 /* As core_tell(), of a body whose encoder answered @encoded. Who cannot send is lost. */
 void core_tell_encoded(struct core *core, enum msg_type type, const struct buf *body, int encoded);
+void core_tell_forgone(struct core *core, const struct msg_forgo *m);
 /* The bytes [offset, offset + bytes) of an arena; NULL: there are none such. */
 uint8_t *core_span(const struct core *core, uint64_t arena, uint64_t offset, uint64_t bytes, bool writable);
 void core_end_future(struct core_future *future, const struct error *e); /* NULL: success */
@@ -197,6 +198,7 @@ struct core_load {
 	unsigned queued, running;
 	struct list_buf tokens; /* not yet given back */
 	bool cancel_due, dropped;
+	struct error refusal; /* what kept it from being submitted; code 0: nothing */
 	struct error failure; /* code 0: none */
 	struct list futures;
 	struct core_stats stats;

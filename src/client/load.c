@@ -23,8 +23,14 @@ int forebay_load_begin(struct forebay_version *version, struct forebay_group *gr
 	if (group && group->session != version->session)
 		return api_fail(-EINVAL, "load_begin: the group is of another session than the version");
 	struct forebay_load *load = calloc(1, sizeof(*load));
-	if (!load)
-		return api_fail(-ENOMEM, "no memory for a load");
+	if (!load) {
+		int r = error_set(&e, -ENOMEM, "no memory for a load");
+		if (group && !session_enter(group->session, NULL)) {
+			core_forgo_load(group->core, version->handle, &e);
+			session_leave(group->session);
+		}
+		return api_result(r, &e);
+	}
 	load->session = version->session;
 	load->version = version;
 	int r = session_enter(load->session, &e);

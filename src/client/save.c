@@ -40,14 +40,25 @@ static unsigned find_policy(const char *name)
 	return policy;
 }
 
+/* The other ranks do not wait for this one's offer. */
+static void forgo(struct forebay_group *group, const char *bundle, uint64_t step, const struct error *e)
+{
+	if (session_enter(group->session, NULL))
+		return;
+	core_forgo_save(group->core, view_str(bundle), step, e);
+	session_leave(group->session);
+}
+
 static int begin(struct forebay_group *group, const char *bundle, uint64_t step, const struct forebay_save_options *own,
 		 struct forebay_save *save, struct error *e)
 {
 	_cleanup_(list_buf_fini) struct list_buf attributes = { 0 };
 	int r = put_attributes(&attributes, own->attributes, own->n_attributes, e);
 
-	if (r)
+	if (r) {
+		forgo(group, bundle, step, e);
 		return r;
+	}
 	const struct core_save_options options = {
 		.bundle = view_str(bundle),
 		.step = step,
@@ -90,8 +101,11 @@ int forebay_save_begin(struct forebay_group *group, const char *bundle, uint64_t
 			"save_begin: policy \"%.100s\" is not known; there are \"wait\", \"skip\", \"replace\" and \"through\"",
 			own.policy);
 	struct forebay_save *save = calloc(1, sizeof(*save));
-	if (!save)
-		return api_fail(-ENOMEM, "no memory for a save");
+	if (!save) {
+		r = error_set(&e, -ENOMEM, "no memory for a save");
+		forgo(group, bundle, step, &e);
+		return api_result(r, &e);
+	}
 	r = begin(group, bundle, step, &own, save, &e);
 	if (r) {
 		free(save);

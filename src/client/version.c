@@ -65,6 +65,17 @@ void version_unref(struct forebay_version *version)
 	session_unref(session);
 }
 
+/* The other ranks do not wait for this one in their next load of it. */
+static void forgo(struct forebay_group *group, const char *bundle, const char *spec, const struct error *e)
+{
+	const struct msg_open m = { .bundle = view_str(bundle), .version = view_str(spec ? spec : "latest") };
+
+	if (!group || session_enter(group->session, NULL))
+		return;
+	core_forgo_open(group->core, &m, e);
+	session_leave(group->session);
+}
+
 static int open_version(struct forebay_version *version, struct forebay_group *group, const char *bundle,
 			const char *spec, struct error *e)
 {
@@ -79,10 +90,12 @@ static int open_version(struct forebay_version *version, struct forebay_group *g
 
 	version->bundle = strdup(bundle);
 	if (!version->bundle)
-		return -ENOMEM;
+		r = -ENOMEM;
 	r = session_call(version->session, MSG_OPEN, &body, r, CALL_MS, &answer, e);
-	if (r)
+	if (r) {
+		forgo(group, bundle, spec, e);
 		return r;
+	}
 	if (msg_open_reply_decode(view_buf(&answer), &reply))
 		return error_set(e, -EPROTO, "the daemon's answer to an open cannot be read");
 	version->handle = reply.handle;
@@ -107,8 +120,11 @@ int forebay_open(struct forebay_session *session, struct forebay_group *group, c
 	if (group && group->session != session)
 		return api_fail(-EINVAL, "open: the group is of another session");
 	struct forebay_version *own = calloc(1, sizeof(*own));
-	if (!own)
-		return api_fail(-ENOMEM, "no memory for a version");
+	if (!own) {
+		int none = error_set(&e, -ENOMEM, "no memory for a version");
+		forgo(group, bundle, version, &e);
+		return api_result(none, &e);
+	}
 	own->session = session;
 	own->refs = 1;
 	map_init(&own->found);

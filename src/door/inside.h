@@ -140,5 +140,8 @@ void rank_release(struct held_rank *held);
 
 /* ---- names.c: versions, lists, administration ---- */
 handler_fn names_handler(enum msg_type type);
+/* What OPEN opens: a reference for the caller. Waits. */
+int names_open(struct session *session, const struct msg_open *m, uint64_t deadline_ns, struct version **ret,
+	       struct error *e);
 void names_serve_peers(struct door_native *first); /* what other nodes' doors ask */
 void names_fini(struct session *session);

@@ -63,8 +63,8 @@ static int open_staged(struct session *session, const struct msg_open *m, uint64
 			   deadline_ns, ret, e);
 }
 
-static int open_version(struct session *session, const struct msg_open *m, uint64_t deadline_ns, struct version **ret,
-			struct error *e)
+int names_open(struct session *session, const struct msg_open *m, uint64_t deadline_ns, struct version **ret,
+	       struct error *e)
 {
 	if (view_equal(m->version, view_str("staged")))
 		return open_staged(session, m, deadline_ns, ret, e);
@@ -82,7 +82,7 @@ static int on_open(struct session *session, const struct request *request, struc
 		return request_malformed(request, e);
 	if (m.group && !handles_get(&session->ranks, m.group))
 		return session_lacks(session, "group", m.group, e);
-	int r = open_version(session, &m, request->deadline_ns, &version, e);
+	int r = names_open(session, &m, request->deadline_ns, &version, e);
 	if (r)
 		return r;
 	if (session->versions.map.n >= DOOR_VERSIONS_MAX)

@@ -67,7 +67,13 @@ static int join(struct session *session, const struct request *request, const st
 		return r;
 	}
 	reply.handle = own->handle;
-	return msg_join_reply_encode(&reply, answer); /* without memory for that it leaves when the session ends */
+	r = msg_join_reply_encode(&reply, answer);
+	if (r) {
+		handles_remove(&session->ranks, own->handle);
+		group_leave(rank, "there was no memory for it");
+		free(own);
+	}
+	return r;
 }
 
 static int on_join(struct session *session, const struct request *request, struct buf *answer, struct error *e)
@@ -133,9 +139,15 @@ static int load_start(struct session *session, const struct request *request, co
 	if (m->group)
 		r = rank_hold(session, m->group, &load->rank, e);
 	if (!r)
-		r = group_load_new(session->door->options.groups, load->rank ? load->rank->rank : NULL, &events,
-				   load->version, m, &load->reader, e);
-	return r ? r : handles_put(&session->loads, m->load, load);
+		r = handles_put(&session->loads, m->load, load);
+	if (r)
+		return r;
+	/* the last that may fail: once it has joined its group's load, that ends by LOAD_END */
+	r = group_load_new(session->door->options.groups, load->rank ? load->rank->rank : NULL, &events, load->version,
+			   m, &load->reader, e);
+	if (r)
+		handles_remove(&session->loads, m->load);
+	return r;
 }
 
 static int on_load(struct session *session, const struct request *request, struct buf *answer, struct error *e)
@@ -155,9 +167,9 @@ static int on_load(struct session *session, const struct request *request, struc
 		return r;
 	}
 	r = fiber_start(&load->nursery, "load", load_run, load);
-	if (r && handles_remove(&session->loads, m.load))
-		load_free(session, load);
-	return r;
+	if (r)
+		group_load_refuse(load->reader, r); /* the client's CANCEL frees it, as any other */
+	return 0;
 }
 
 void ranks_release(struct session *session, struct view body)
@@ -287,7 +299,43 @@ static int on_cancel(struct session *session, const struct request *request, str
 	if (!r && m.number)
 		group_cancel(held.rank->rank, m.number);
 	else if (!r)
-		group_abandon(held.rank->rank, m.bundle, m.step);
+		group_abandon(held.rank->rank, m.bundle, m.step, m.words);
+	return r;
+}
+
+/* The next load of a version that the rank has open, or would have by now. */
+static int forgo_load(struct session *session, const struct request *request, const struct msg_forgo *m,
+		      struct error *e)
+{
+	_cleanup_(rank_release) struct held_rank held = { session, NULL };
+	const struct msg_open open = { .bundle = m->bundle, .version = m->spec, .group = m->group };
+	struct version *known = handles_get(&session->versions, m->version);
+	struct version *version = known ? version_get(known) : NULL;
+	int r = rank_hold(session, m->group, &held.rank, e);
+
+	if (!r && m->version && !version)
+		r = session_lacks(session, "open version", m->version, e);
+	if (!r && !version)
+		r = names_open(session, &open, request->deadline_ns, &version, e);
+	if (!r)
+		r = group_forgo_load(held.rank->rank, version, m->words);
+	version_put(version);
+	return r;
+}
+
+/* Whom the others wait for, and who cannot tell them by this, tells them by going. */
+static int on_forgo(struct session *session, const struct request *request, struct buf *answer, struct error *e)
+{
+	struct msg_forgo m;
+
+	if (msg_forgo_decode(view_buf(&request->body), &m))
+		return request_malformed(request, e);
+	int r = m.name.len ? group_forgo_join(session->door->options.groups, view_str(session->door->tenant), m.name,
+					      m.run, m.rank, m.words, request->deadline_ns, e) :
+			     forgo_load(session, request, &m, e);
+	if (r == -ENOMEM || r == -EBUSY)
+		session_end(session, "its session was ended: a refusal cannot be told to its group: %s",
+			    e && e->code ? e->text : error_meaning(r));
 	return r;
 }
 
@@ -304,6 +352,8 @@ handler_fn ranks_handler(enum msg_type type)
 		return on_filled;
 	case MSG_CANCEL:
 		return on_cancel;
+	case MSG_FORGO:
+		return on_forgo;
 	case MSG_LOAD:
 		return on_load;
 	default:

@@ -108,7 +108,7 @@ static bool is_early(enum msg_type type)
 /* Not waited for by a client, which therefore does not notice a refusal. */
 static bool is_tell(enum msg_type type)
 {
-	return type == MSG_CANCEL || type == MSG_LEAVE || type == MSG_CLOSE;
+	return type == MSG_CANCEL || type == MSG_LEAVE || type == MSG_CLOSE || type == MSG_FORGO;
 }
 
 static handler_fn handler_of(enum msg_type type)

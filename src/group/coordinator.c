@@ -305,7 +305,7 @@ struct cgroup *coordinator_find(struct groups *groups, struct view tenant, struc
 int coordinator_whole(const struct cgroup *group, struct error *e)
 {
 	for (uint32_t rank = 0; rank < group->size; rank++)
-		if (group->ranks[rank].presence == RANK_LOST)
+		if (group->ranks[rank].presence >= RANK_LOST)
 			return error_set(e, -ERR_ERANK, "rank %u on node %s is gone (%s): a new run must join", rank,
 					 group->ranks[rank].node, group->ranks[rank].gone);
 	return 0;
@@ -378,6 +378,22 @@ static int count_run(struct cgroup *group, struct view run, uint64_t deadline_ns
 	return r;
 }
 
+/* Those of whom was told before anybody came that they will not. */
+static void take_absentees(struct cgroup *group)
+{
+	for (unsigned i = 0; i < ABSENTEES_MAX; i++) {
+		struct absentee *absentee = &group->absentees[i];
+
+		if (!*absentee->run || strcmp(absentee->run, group->run) != 0 || absentee->rank >= group->size)
+			continue;
+		struct crank *rank = &group->ranks[absentee->rank];
+		rank->presence = RANK_FORGONE;
+		memcpy(rank->node, absentee->node, sizeof(rank->node));
+		memcpy(rank->gone, absentee->why, sizeof(rank->gone));
+		*absentee->run = 0;
+	}
+}
+
 /* Makes @run the group's run, unless it is already. One fiber at a time: others find it done or wait. */
 static int enter_run(struct cgroup *group, const struct msg_g_join *join, uint64_t deadline_ns, struct error *e)
 {
@@ -409,6 +425,8 @@ static int enter_run(struct cgroup *group, const struct msg_g_join *join, uint64
 		group->incarnation = incarnation;
 		steps_fini(&group->steps);
 		steps_init(&group->steps);
+		group->forgone = (struct forgone){ 0 };
+		take_absentees(group);
 	} else {
 		free(run);
 		free(ranks);
@@ -433,11 +451,23 @@ static int missing_error(const struct cgroup *group, int code, struct error *e)
 			 group->size, (int)names.len, names.ptr, missing > NAMES_IN_ERROR ? ", ..." : "");
 }
 
+/* 0, or -ERR_ERANK naming a rank that will not come to this run. */
+static int check_coming(const struct cgroup *group, struct error *e)
+{
+	for (uint32_t i = 0; i < group->size; i++)
+		if (group->ranks[i].presence == RANK_FORGONE)
+			return error_set(e, -ERR_ERANK, "group %s: rank %u on node %s cannot join: %s", group->name, i,
+					 group->ranks[i].node, group->ranks[i].gone);
+	return 0;
+}
+
 static int wait_for_all(struct cgroup *group, uint64_t incarnation, uint64_t deadline_ns, struct error *e)
 {
 	while (!group->lost && group->incarnation == incarnation && !group->complete) {
-		int r = wait_at(&group->changed, deadline_ns);
+		int r = check_coming(group, e);
 
+		if (!r)
+			r = wait_at(&group->changed, deadline_ns);
 		if (r == -ETIMEDOUT)
 			return missing_error(group, -ERR_ERANK, e);
 		if (r)
@@ -448,6 +478,16 @@ static int wait_for_all(struct cgroup *group, uint64_t incarnation, uint64_t dea
 	if (group->incarnation != incarnation)
 		return error_set(e, -ERR_ESTALEEPOCH, "group %s: a newer run has begun", group->name);
 	return 0;
+}
+
+static void enter_rank(struct cgroup *group, struct crank *rank, const struct msg_g_join *join)
+{
+	rank->presence = RANK_HERE;
+	rank->joiner = join->joiner;
+	memcpy(rank->node, join->node.ptr, join->node.len);
+	rank->node[join->node.len] = 0;
+	group->complete = ++group->n_here == group->size || group->complete;
+	wake_all(&group->changed);
 }
 
 static int serve_join(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
@@ -474,26 +514,27 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 		return error_set(e, -ERR_EMISMATCH, "group %s: rank %u says that there are %u ranks, others say %u",
 				 group->name, join.rank, join.size, group->size);
 	struct crank *rank = &group->ranks[join.rank];
-	if (rank->presence == RANK_HERE)
+	bool again = rank->presence == RANK_HERE && join.joiner && join.joiner == rank->joiner;
+	if (rank->presence == RANK_HERE && !again)
 		return error_set(e, -ERR_ERANK, "group %s: rank %u has joined twice, from node %s and node %.*s",
 				 group->name, join.rank, rank->node, (int)join.node.len, join.node.ptr);
-	rank->presence = RANK_HERE;
-	memcpy(rank->node, join.node.ptr, join.node.len);
-	rank->node[join.node.len] = 0;
-	group->complete = ++group->n_here == group->size || group->complete;
-	wake_all(&group->changed);
+	if (!again)
+		enter_rank(group, rank, &join);
 
 	/* a little before the caller gives up, so that it hears who is missing */
 	uint64_t incarnation = group->incarnation, now_ns = env_now(groups->env);
 	uint64_t patience_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+	rank->n_asks++;
 	r = wait_for_all(group, incarnation, deadline_ns - patience_ns / 10, e);
-	if (r) {
-		if (group->incarnation == incarnation && group->ranks[join.rank].presence == RANK_HERE) {
-			group->ranks[join.rank].presence = RANK_ABSENT;
-			group->n_here--;
-		}
-		return r;
+	rank = group->incarnation == incarnation ? &group->ranks[join.rank] : NULL; /* another run has others */
+	if (rank)
+		rank->n_asks--;
+	if (r && rank && !rank->n_asks && rank->presence == RANK_HERE) {
+		rank->presence = RANK_ABSENT;
+		group->n_here--;
 	}
+	if (r)
+		return r;
 	struct msg_join_reply reply = { .incarnation = incarnation, .epoch = group->epoch };
 	for (uint32_t i = 0; i < group->size; i++)
 		reply.here += group->ranks[i].presence == RANK_HERE && !strcmp(group->ranks[i].node, from);
@@ -524,6 +565,33 @@ void coordinator_node_lost(struct groups *groups, const char *node)
 	}
 }
 
+/* It was refused on its own node, before it was here or just when it came. */
+static void forgo_rank(struct cgroup *group, const struct msg_g_lost *lost, const char *from, const char *words)
+{
+	bool current = group->run && view_equal(view_str(group->run), lost->run) && lost->rank < group->size;
+	struct crank *rank = current ? &group->ranks[lost->rank] : NULL;
+
+	if (rank && rank->presence == RANK_HERE) {
+		if (strcmp(rank->node, from) != 0)
+			return; /* another process came in its place */
+		lose_rank(group, lost->rank, words);
+	}
+	if (rank) {
+		rank->presence = RANK_FORGONE;
+		snprintf(rank->node, sizeof(rank->node), "%s", from);
+		snprintf(rank->gone, sizeof(rank->gone), "%s", words);
+		wake_all(&group->changed);
+		return;
+	}
+	if (!lost->run.len || lost->run.len > GROUP_NAME_MAX)
+		return;
+	struct absentee *absentee = &group->absentees[group->n_absentees++ % ABSENTEES_MAX];
+	*absentee = (struct absentee){ .rank = lost->rank };
+	memcpy(absentee->run, lost->run.ptr, lost->run.len);
+	snprintf(absentee->node, sizeof(absentee->node), "%s", from);
+	snprintf(absentee->why, sizeof(absentee->why), "%s", words);
+}
+
 static int serve_lost(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 		      struct error *e)
 {
@@ -534,6 +602,15 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 	if (r)
 		return error_set(e, -EPROTO, "malformed G_LOST from %s", from);
 	struct cgroup *group = coordinator_of(groups, lost.tenant, lost.group);
+	if (lost.forgone) {
+		_cleanup_(cleanup_mem) char *why = view_dup(lost.words);
+
+		if (!group)
+			return error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)lost.group.len,
+					 lost.group.ptr);
+		forgo_rank(group, &lost, from, why && *why ? why : "it was refused");
+		return 0;
+	}
 	bool same_run = group && (lost.incarnation ? group->incarnation == lost.incarnation :
 						     group->run && view_equal(view_str(group->run), lost.run));
 	if (!same_run || lost.rank >= group->size || group->ranks[lost.rank].presence != RANK_HERE ||

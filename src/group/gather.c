@@ -62,6 +62,34 @@ static void mload_fail(struct mload *load, int code, const char *words)
 	wake_all(&load->changed);
 }
 
+/* To the coordinator, and through it to the nodes that wait. 0, -ENOMEM. */
+static int tell_forgone(const struct mgroup *group, uint64_t save_id, uint64_t nth, const char *words)
+{
+	struct buf body = { 0 };
+	const struct msg_g_forgo m = { .tenant = view_str(group->tenant),
+				       .group = view_str(group->name),
+				       .incarnation = group->incarnation,
+				       .save_id = save_id,
+				       .nth = nth,
+				       .words = view_str(words) };
+	int r = msg_g_forgo_encode(&m, &body);
+
+	if (!r)
+		return tell_coordinator(group->groups, group->coordinator, MSG_G_FORGO, &body);
+	buf_fini(&body);
+	return r;
+}
+
+/* This node could not ask: no other's plan will be complete. */
+static void give_up(struct mload *load, int code, const char *words)
+{
+	char text[FORGONE_WORDS_MAX];
+
+	snprintf(text, sizeof(text), "node %s: %s", cluster_node(load->group->groups->cluster), words);
+	(void)tell_forgone(load->group, load->version->save_id, load->nth, text);
+	mload_fail(load, code, words);
+}
+
 static int encode_want(const struct mload *load, struct buf *out)
 {
 	const struct mgroup *group = load->group;
@@ -139,19 +167,45 @@ static int ask(void *arg)
 	if (r && !load->error.code)
 		(void)error_set(&load->error, r, "asking node %s for the plan of a load: %s", load->group->coordinator,
 				error_meaning(r));
+	if (r && r != -ERR_ERANK && r != -ECANCELED) /* the coordinator may not know, and others wait */
+		(void)tell_forgone(load->group, load->version->save_id, load->nth, load->error.text);
 	load->answered = true;
 	wake_all(&load->changed);
 	return 0;
 }
 
-/* The rank's loads of that version are counted, so that the nth of each rank belong together. */
-static int next_nth(struct rank *rank, const struct version *version, uint64_t *ret)
+/* The rank's loads of that version are counted, so that the nth of each rank belong together. NULL: no memory. */
+static uint64_t *count_of(struct rank *rank, const struct version *version)
 {
 	struct view key = view_of(&version->save_id, sizeof(version->save_id));
-	uintptr_t n = (uintptr_t)map_remove(&rank->loads, key) + 1;
+	_cleanup_(cleanup_mem) uint64_t *count = map_get(&rank->loads, key);
 
-	*ret = n;
-	return map_put(&rank->loads, key, (void *)n);
+	if (count)
+		return TAKE(count);
+	count = calloc(1, sizeof(*count));
+	return count && !map_put(&rank->loads, key, count) ? TAKE(count) : NULL;
+}
+
+int group_forgo_load(struct rank *rank, const struct version *version, struct view why)
+{
+	struct mgroup *group = rank->group;
+	uint64_t *count = count_of(rank, version);
+	char words[FORGONE_WORDS_MAX];
+
+	if (!count)
+		return -ENOMEM;
+	snprintf(words, sizeof(words), "rank %u on node %s cannot take part: %.*s", rank->number,
+		 cluster_node(group->groups->cluster), (int)(why.len < 128 ? why.len : 128),
+		 why.len ? (const char *)why.ptr : "");
+	uint64_t nth = ++*count;
+	forgone_put(&group->forgone, version->save_id, nth, view_str(words));
+	list_each(node, &group->loads) {
+		struct mload *load = list_entry(node, struct mload, link);
+
+		if (load->nth == nth && load->version->save_id == version->save_id && !load->asked && !load->answered)
+			mload_fail(load, -ERR_ERANK, words);
+	}
+	return tell_forgone(group, version->save_id, nth, words);
 }
 
 int mload_join(struct rank *rank, struct version *version, const uint32_t *blocks, size_t n, struct mload **ret,
@@ -159,11 +213,11 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 {
 	struct mgroup *group = rank->group;
 	struct mload *load = NULL;
-	uint64_t nth;
-	int r = next_nth(rank, version, &nth);
+	uint64_t *count = count_of(rank, version);
 
-	if (r)
-		return r;
+	if (!count)
+		return -ENOMEM;
+	const uint64_t nth = *count + 1;
 	if (group->n_gone)
 		return error_set(e, -ERR_ERANK, "a rank of this node has left group %s: a new run must join",
 				 group->name);
@@ -180,19 +234,26 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 		load = mload_new(group, version, nth);
 	if (!load)
 		return -ENOMEM;
+	*count =
+		nth; /* from here on it counts, however it ends; a refusal before that is made good by group_forgo_load() */
+	*ret = load;
+	const char *forgone = forgone_find(&group->forgone, version->save_id, nth);
+	if (forgone) {
+		mload_fail(load, -ERR_ERANK, forgone);
+		return 0;
+	}
 	for (size_t i = 0; i < n; i++)
 		load->needed[blocks[i]] = true;
 	load->n_ranks++;
-	if (load->n_ranks >= mgroup_ranks_due(group)) {
-		load->asked = true;
-		load->refs++;
-		r = fiber_start(&group->groups->flows, "want", ask, load);
-		if (r) {
-			mload_fail(load, r, "no fiber to ask for the plan of a load");
-			mload_put(load);
-		}
+	if (load->n_ranks < mgroup_ranks_due(group))
+		return 0;
+	load->asked = true;
+	load->refs++;
+	int r = fiber_start(&group->groups->flows, "want", ask, load);
+	if (r) {
+		give_up(load, r, "no fiber to ask for the plan of a load");
+		mload_put(load);
 	}
-	*ret = load;
 	return 0;
 }
 
@@ -492,6 +553,9 @@ static int serve_want(void *arg, const char *from, struct view body, uint64_t de
 	r = coordinator_whole(group, e); /* it would wait for a rank that never asks */
 	if (r)
 		return r;
+	const char *forgone = forgone_find(&group->forgone, want.save_id, want.nth);
+	if (forgone)
+		return error_set(e, -ERR_ERANK, "%s", forgone);
 	_cleanup_(cleanup_cload_put) struct cload *load = cload_obtain(group, &want);
 	r = load ? add_node(load, from, &want) : -ENOMEM;
 	if (r)
@@ -511,6 +575,28 @@ static void cload_fail(struct cload *load, int code, const char *words)
 		return;
 	(void)error_set(&load->error, code, "%s", words);
 	wake_all(&load->changed);
+}
+
+static int serve_forgo(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		       struct error *e)
+{
+	struct msg_g_forgo forgo;
+
+	if (msg_g_forgo_decode(body, &forgo))
+		return error_set(e, -EPROTO, "malformed G_FORGO from %s", from);
+	struct cgroup *group = coordinator_find(arg, forgo.tenant, forgo.group, forgo.incarnation);
+	if (!group)
+		return 0; /* that run is over */
+	forgone_put(&group->forgone, forgo.save_id, forgo.nth, forgo.words);
+	const char *words = forgone_find(&group->forgone, forgo.save_id, forgo.nth);
+	list_each(node, &group->loads) {
+		struct cload *load = list_entry(node, struct cload, link);
+
+		if (words && load->save_id == forgo.save_id && load->nth == forgo.nth &&
+		    load->incarnation == forgo.incarnation)
+			cload_fail(load, -ERR_ERANK, words);
+	}
+	return 0;
 }
 
 void load_rank_lost(struct cgroup *group, uint32_t rank, const char *words)
@@ -535,4 +621,5 @@ void load_abandon_all(struct cgroup *group, int code, const char *words)
 void load_serve(struct groups *groups)
 {
 	cluster_serve(groups->cluster, MSG_G_WANT, serve_want, groups);
+	cluster_serve(groups->cluster, MSG_G_FORGO, serve_forgo, groups);
 }

@@ -216,7 +216,7 @@ static int send_note(void *arg)
 	return 0;
 }
 
-void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body)
+int tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body)
 {
 	struct note *note = calloc(1, sizeof(*note));
 	char *name = strdup(node);
@@ -225,12 +225,13 @@ void tell_coordinator(struct groups *groups, const char *node, enum msg_type typ
 		*note = (struct note){ .groups = groups, .node = name, .type = type, .body = *body };
 		*body = (struct buf){ 0 };
 		if (!fiber_start(&groups->flows, "note", send_note, note))
-			return;
+			return 0;
 		buf_fini(&note->body);
 	}
-	buf_fini(body); /* untold, the save ends at its deadline */
+	buf_fini(body); /* untold, the save or load ends at its deadline */
 	free(name);
 	free(note);
+	return -ENOMEM;
 }
 
 static void tell_lost(struct groups *groups, const char *coordinator, const struct msg_g_lost *lost)
@@ -240,28 +241,22 @@ static void tell_lost(struct groups *groups, const char *coordinator, const stru
 	if (msg_g_lost_encode(lost, &body))
 		buf_fini(&body);
 	else
-		tell_coordinator(groups, coordinator, MSG_G_LOST, &body);
+		(void)tell_coordinator(groups, coordinator, MSG_G_LOST, &body);
 }
 
 /* Asks whoever coordinates the group; when that one is just going, until its lease has ended and another took it. */
-static int ask_coordinator(struct groups *groups, const struct msg_g_join *ask, struct view body, uint64_t deadline_ns,
-			   char ret_node[NODE_NAME_MAX + 1], struct buf *answer, struct error *e)
+static int ask_coordinator(struct groups *groups, struct view tenant, struct view group, enum msg_type type,
+			   struct view body, uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1], struct buf *answer,
+			   struct error *e)
 {
 	uint64_t epoch;
 
 	ret_node[0] = 0;
 	for (;;) {
-		int r = coordinator_locate(groups, ask->tenant, ask->group, deadline_ns, ret_node, &epoch, e);
+		int r = coordinator_locate(groups, tenant, group, deadline_ns, ret_node, &epoch, e);
 
 		if (!r)
-			r = cluster_call(groups->cluster, ret_node, MSG_G_JOIN, body, deadline_ns, answer, e);
-		if ((r == -ECANCELED || r == -ETIMEDOUT) && *ret_node) /* it may count the rank as here by now */
-			tell_lost(groups, ret_node,
-				  &(struct msg_g_lost){ .tenant = ask->tenant,
-							.group = ask->group,
-							.run = ask->run,
-							.rank = ask->rank,
-							.words = view_str("it went while it joined") });
+			r = cluster_call(groups->cluster, ret_node, type, body, deadline_ns, answer, e);
 		bool again = r == -EHOSTDOWN || r == -ECONNREFUSED || r == -EAGAIN;
 		if (!again || env_now(groups->env) >= deadline_ns)
 			return r;
@@ -276,7 +271,7 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 {
 	_cleanup_(cleanup_mem) struct rank *rank = calloc(1, sizeof(*rank));
 	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
-	char node[NODE_NAME_MAX + 1];
+	char node[NODE_NAME_MAX + 1] = "";
 	int r = rank ? check_join(join, e) : -ENOMEM;
 
 	if (!r)
@@ -289,9 +284,20 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 				  .rank = join->rank,
 				  .size = join->size,
 				  .node = view_str(cluster_node(groups->cluster)) };
+	do {
+		groups->env->ops->random(groups->env, &ask.joiner, sizeof(ask.joiner));
+	} while (!ask.joiner);
 	r = msg_g_join_encode(&ask, &body);
 	if (!r)
-		r = ask_coordinator(groups, &ask, view_buf(&body), deadline_ns, node, &answer, e);
+		r = ask_coordinator(groups, tenant, join->group, MSG_G_JOIN, view_buf(&body), deadline_ns, node,
+				    &answer, e);
+	if ((r == -ECANCELED || r == -ETIMEDOUT) && *node) /* it may count the rank as here by now */
+		tell_lost(groups, node,
+			  &(struct msg_g_lost){ .tenant = tenant,
+						.group = join->group,
+						.run = join->run,
+						.rank = join->rank,
+						.words = view_str("it went while it joined") });
 	if (!r)
 		r = msg_join_reply_decode(view_buf(&answer), ret_reply);
 	if (r)
@@ -312,6 +318,26 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	return 0;
 }
 
+int group_forgo_join(struct groups *groups, struct view tenant, struct view group, struct view run, uint32_t rank,
+		     struct view words, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	char node[NODE_NAME_MAX + 1];
+	const struct msg_g_lost lost = { .tenant = tenant,
+					 .group = group,
+					 .run = run,
+					 .rank = rank,
+					 .words = words,
+					 .forgone = 1 };
+	int r = check_join(&(struct msg_join){ group, run, rank, GROUP_RANKS_MAX }, e);
+
+	if (!r)
+		r = groups_open(groups, e);
+	if (!r)
+		r = msg_g_lost_encode(&lost, &body);
+	return r ? r : ask_coordinator(groups, tenant, group, MSG_G_LOST, view_buf(&body), deadline_ns, node, NULL, e);
+}
+
 void group_leave(struct rank *rank, const char *words)
 {
 	CHECK_MAGIC(rank, RANK_MAGIC);
@@ -326,6 +352,8 @@ void group_leave(struct rank *rank, const char *words)
 					.incarnation = rank->group->incarnation,
 					.rank = rank->number,
 					.words = view_str(words) });
+	for (struct map_slot *s = map_first(&rank->loads); s; s = map_next(s))
+		free(map_value(s));
 	map_fini(&rank->loads);
 	rank->magic = 0;
 	mgroup_put(rank->group);

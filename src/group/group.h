@@ -59,8 +59,14 @@ int group_save(struct rank *rank, const struct msg_save *save, uint64_t deadline
 /* Blocks that the rank has filled. Malformed or unknown ones fail the save. */
 int group_filled(struct rank *rank, const struct msg_filled *filled, struct error *e);
 void group_cancel(struct rank *rank, uint64_t number); /* a save */
-/* The rank will not offer that step: its save fails on all ranks, whether they have offered or will. */
-void group_abandon(struct rank *rank, struct view bundle, uint64_t step);
+/* The rank will not offer that step, @words says why or is empty: its save fails on all ranks, whether they have offered or will. */
+void group_abandon(struct rank *rank, struct view bundle, uint64_t step, struct view words);
+/* It will not take its part in its next load of that version, @words says why: that load ends on all ranks, in which they have asked or
+ * will. -ENOMEM: they cannot be told, unless the rank leaves. */
+int group_forgo_load(struct rank *rank, const struct version *version, struct view words);
+/* A rank of this node will not join that run, @words says why: nor need the others of it wait for that. Waits. */
+int group_forgo_join(struct groups *groups, struct view tenant, struct view group, struct view run, uint32_t rank,
+		     struct view words, uint64_t deadline_ns, struct error *e);
 
 /*
  * The newest version that the rank's group, this run of it or one before, has staged and not yet published: its blocks are read from
@@ -78,6 +84,7 @@ int group_load_new(struct groups *groups, struct rank *rank, const struct rank_e
 		   const struct msg_load *load, struct reader **ret,
 		   struct error *e); /* checks wants against the version */
 int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e);
+void group_load_refuse(struct reader *reader, int code); /* instead: the client is told that it failed */
 void group_load_release(struct reader *reader, struct list_view tokens);
 void group_load_free(struct reader *reader); /* unpins whatever the client still had */
 

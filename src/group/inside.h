@@ -6,6 +6,7 @@
 #include "base/map.h"
 #include "env/fiber.h"
 #include "group/catalog.h"
+#include "group/forgone.h"
 #include "group/group.h"
 #include "group/state.h"
 #include "group/steps.h"
@@ -72,8 +73,8 @@ struct groups {
 int groups_share(const struct groups *groups, struct view tenant, struct share **ret, struct error *e);
 /* tenant 0 group [0 incarnation]: appended to @out. */
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
-/* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. */
-void tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
+/* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. 0, -ENOMEM. */
+int tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
 
 /* ---- drain.c ---------------------------------------------------------------------------------------------------------- */
 
@@ -81,13 +82,23 @@ int groups_open(const struct groups *groups, struct error *e); /* 0, or -ESHUTDO
 
 /* ---- coordinator.c --------------------------------------------------------------------------------------------------- */
 
-enum rank_presence { RANK_ABSENT, RANK_HERE, RANK_LOST };
+enum rank_presence { RANK_ABSENT, RANK_HERE, RANK_LOST, RANK_FORGONE };
 
 struct crank {
 	enum rank_presence presence;
 	char node[NODE_NAME_MAX + 1];
-	char gone[96]; /* lost: how */
+	uint64_t joiner; /* here: its own number; 0: of an older daemon */
+	uint32_t n_asks; /* of its, that wait for the others */
+	char gone[96];	 /* lost or forgone: how */
 };
+
+/* A rank that will not join a run, which may not have begun when that is told. */
+struct absentee {
+	char run[GROUP_NAME_MAX + 1]; /* "": none */
+	uint32_t rank;
+	char node[NODE_NAME_MAX + 1], why[96];
+};
+#define ABSENTEES_MAX 8 /* that a group remembers */
 
 /* A group as its coordinator knows it: one run's ranks, the saves and loads under way, and the last plan of each bundle. */
 struct cgroup {
@@ -109,6 +120,9 @@ struct cgroup {
 	struct list loads;		/* struct cload */
 	struct map remembered;		/* struct recipe by bundle */
 	struct steps steps;		/* of this run */
+	struct forgone forgone;		/* likewise */
+	struct absentee absentees[ABSENTEES_MAX];
+	unsigned n_absentees; /* ever; the newest overwrites the oldest */
 };
 struct cgroup *cgroup_get(struct cgroup *group);
 void cgroup_put(struct cgroup *group); /* accepts NULL */
@@ -209,6 +223,7 @@ struct mgroup {
 	struct map parts;	  /* struct part by bundle: the node's part of the last plan */
 	struct steps refused; /* those that failed here: a rank took them back, or wanted them otherwise than others */
 	struct list loads;    /* struct mload */
+	struct forgone forgone; /* those that a rank of this node does without */
 };
 /* The node's side of the group in that incarnation, with one reference more; NULL: no memory. */
 struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct view name, uint64_t incarnation,
@@ -223,7 +238,8 @@ struct rank {
 	struct mgroup *group;
 	uint32_t number;
 	struct rank_events events;
-	struct map loads; /* how many grouped loads of each version it has begun: counts as (void *)n */
+	struct map
+		loads; /* how many grouped loads of each version it has begun or forgone: uint64_t on the heap, by save id */
 };
 
 void member_serve(struct groups *groups); /* registers the calls that coordinators make */

@@ -585,7 +585,7 @@ void tell_failed(const struct mgroup *group, struct view bundle, uint64_t step, 
 	if (msg_g_stage_encode(&fail, &body))
 		buf_fini(&body); /* the save then ends at its deadline */
 	else
-		tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
+		(void)tell_coordinator(group->groups, group->coordinator, MSG_G_FAIL, &body);
 }
 
 /* A rank that wants it otherwise than the others of its node: nobody's save goes on, or all would wait for it in vain. */
@@ -687,16 +687,22 @@ int group_save(struct rank *rank, const struct msg_save *save, uint64_t deadline
 
 /* ---- stages and ends -------------------------------------------------------------------------------------------------- */
 
-void group_abandon(struct rank *rank, struct view bundle, uint64_t step)
+void group_abandon(struct rank *rank, struct view bundle, uint64_t step, struct view why)
 {
 	struct msave *save = find_gathering(rank->group, bundle, step);
-	char words[64];
+	int code = why.len ? -ERR_ERANK : -ECANCELED;
+	char words[256];
 
-	snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
-	steps_fail(&rank->group->refused, bundle, step, -ECANCELED, words);
-	tell_failed(rank->group, bundle, step, -ECANCELED, words);
+	if (why.len)
+		snprintf(words, sizeof(words), "rank %u on node %s cannot take part: %.*s", rank->number,
+			 cluster_node(rank->group->groups->cluster), (int)(why.len < 160 ? why.len : 160),
+			 (const char *)why.ptr);
+	else
+		snprintf(words, sizeof(words), "rank %u cancelled the save", rank->number);
+	steps_fail(&rank->group->refused, bundle, step, code, words);
+	tell_failed(rank->group, bundle, step, code, words);
 	if (save)
-		msave_fail(save, -ECANCELED, words);
+		msave_fail(save, code, words);
 }
 
 /* Also how a client says, after a failure, that it touches no span any more. */
@@ -715,7 +721,7 @@ void group_cancel(struct rank *rank, uint64_t number)
 		if (is_over(save))
 			msave_settled(save);
 		else if (!save->sent)
-			group_abandon(rank, view_str(save->bundle), save->step);
+			group_abandon(rank, view_str(save->bundle), save->step, (struct view){ 0 });
 		else if (save->state < SAVE_CAPTURED)
 			tell_failed(save->group, view_str(save->bundle), save->step, -ECANCELED, words);
 		return;

@@ -378,6 +378,11 @@ static int push_end(struct reader *reader, int code, const char *words)
 	return r;
 }
 
+void group_load_refuse(struct reader *reader, int code)
+{
+	(void)push_end(reader, code, error_meaning(code));
+}
+
 int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e)
 {
 	int r = 0;

@@ -149,7 +149,13 @@ static void choose(const struct kth_options *o, struct run *run)
 
 /* ---- the command ---- */
 
-/* How many were neither good nor named. */
+/* Nobody has to wait for a rank that was refused: it, or its node, says so. */
+static bool is_bad(const struct kth_result *result)
+{
+	return result->end > KTH_NAMED || result->late;
+}
+
+/* How many were neither good nor named, or late. */
 static uint64_t print(const struct run *run, double seconds)
 {
 	uint64_t ends[KTH_ENDS] = { 0 }, bad = 0, late = 0;
@@ -160,10 +166,11 @@ static uint64_t print(const struct run *run, double seconds)
 
 		ends[r->end]++;
 		late += r->late;
-		if (r->end > KTH_NAMED && bad++ < FAILURES_MAX)
+		if (is_bad(r) && bad++ < FAILURES_MAX)
 			printf("FAILED %s %" PRIu64 " %s: %s\n       replay: forebay-sim --kth %s --k %" PRIu64
 			       " --trace\n",
-			       word, run->ks[i], end_names[r->end], r->words, word, run->ks[i]);
+			       word, run->ks[i], r->end > KTH_NAMED ? end_names[r->end] : "ended by a deadline only",
+			       r->words, word, run->ks[i]);
 	}
 	printf("%s (%s): %" PRIu64 " calls, %" PRIu64 " tried", word, kind_texts[run->kind], run->n_calls, run->n);
 	for (int end = 0; end < KTH_ENDS; end++)
@@ -201,8 +208,9 @@ static int tell_one(enum strike_kind kind, uint64_t k)
 	struct kth_result result;
 
 	kth_play(kind, k, stdout, &result);
-	printf("%s %" PRIu64 ": %s: %s\n", kind_words[kind], k, end_names[result.end], result.words);
-	return result.end > KTH_NAMED;
+	printf("%s %" PRIu64 ": %s%s: %s\n", kind_words[kind], k, end_names[result.end],
+	       result.late ? ", by a deadline only" : "", result.words);
+	return is_bad(&result);
 }
 
 static int run_kinds(const struct kth_options *o)

@@ -297,6 +297,7 @@ static int save(struct kth_rank *k, uint64_t step, bool hinted)
 
 	parts_fill(parts, step, k->number);
 	int r = core_save_new(k->group, &options, &save, &e);
+	client_stir(&k->client);
 	if (r)
 		return told(k->kth, k->env, "save", r, &e);
 	r = save_offer(save, parts, &e);
@@ -340,6 +341,7 @@ static int load(struct kth_rank *k, uint64_t handle, bool grouped, uint64_t step
 	struct error e = { 0 };
 	int r = core_load_new(k->client.core, grouped ? k->group : NULL, handle, &load);
 
+	client_stir(&k->client);
 	if (r)
 		return told(k->kth, k->env, "load", r, NULL);
 	parts_fill(parts, step, rank);
@@ -373,13 +375,24 @@ static int call(struct kth_rank *k, enum msg_type type, struct buf *body, int en
 		    client_call(&k->client, type, body, encoded, deadline_ms, answer), NULL);
 }
 
+static const struct error *refusal(int r, struct error *e)
+{
+	(void)error_set(e, r, "%s", error_meaning(r));
+	return e;
+}
+
 static int open_version(struct kth_rank *k, const char *spec, bool grouped, struct msg_open_reply *ret)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
+	struct error e = { 0 };
 	struct msg_open m = { view_str(bundle_names[BUNDLE]), view_str(spec),
 			      grouped ? core_group_handle(k->group) : 0 };
 	int r = call(k, MSG_OPEN, &body, ENCODE(open, &m, &body), CALL_MS, &answer);
 
+	if (r && grouped) { /* as forebay_open() does */
+		core_forgo_open(k->group, &m, refusal(r, &e));
+		client_stir(&k->client);
+	}
 	if (r)
 		return r;
 	CHECK(!msg_open_reply_decode(view_buf(&answer), ret));
@@ -520,12 +533,18 @@ static int join(struct kth_rank *k)
 	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
 	struct msg_join m = { view_str("kth"), view_str(k->run), k->number, RANKS };
 	struct msg_join_reply reply;
+	struct error e = { 0 };
 	int r = call(k, MSG_JOIN, &body, ENCODE(join, &m, &body), JOIN_MS, &answer);
 
-	if (r)
+	if (r) { /* as forebay_group_join() does */
+		core_forgo_join(k->client.core, &m, refusal(r, &e));
+		client_stir(&k->client);
 		return r;
+	}
 	CHECK(!msg_join_reply_decode(view_buf(&answer), &reply));
-	return told(k->kth, k->env, "join", core_group_new(k->client.core, &reply, &k->group), NULL);
+	r = core_group_new(k->client.core, &reply, &k->group);
+	client_stir(&k->client);
+	return told(k->kth, k->env, "join", r, NULL);
 }
 
 static int operate(struct kth_rank *k)

@@ -19,7 +19,7 @@ enum kth_end { KTH_WELL, KTH_NAMED, KTH_CRASH, KTH_HANG, KTH_LEAK, KTH_WRONG, KT
 struct kth_result {
 	enum kth_end end;
 	uint64_t seen;	  /* calls */
-	bool late;	  /* something ended only by its deadline */
+	bool late;	  /* something ended only by its deadline: a failure, too */
 	char words[1024]; /* the first error that somebody was told, or what went wrong */
 };
 

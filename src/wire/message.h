@@ -42,6 +42,7 @@
 	X(32, RETAIN)  /* msg_retain -> empty */                                             \
 	X(33, COLLECT) /* msg_collect -> msg_collect_reply */                                \
 	X(40, TRACE)   /* msg_trace -> msg_trace_reply */                                    \
+	X(41, FORGO)   /* msg_forgo -> empty: what the other ranks wait for will not come from this one */ \
 	/* daemon -> client, without a reply; request = the client's number of the save or load */ \
 	X(48, ARENA)   /* msg_arena, with a descriptor */                                    \
 	X(49, GRANT)   /* msg_grant: spans to fill */                                        \
@@ -71,7 +72,8 @@
 	X(85, G_RELEASE) /* msg_g_wave -> empty: they are stored, and take no room any more */ \
 	X(88, G_STAGED) /* msg_g_staged -> msg_g_staged_reply; -ENOENT. To the coordinator: the newest save that is staged */ \
 	X(89, G_PACE)  /* msg_g_pace -> msg_g_pace_reply. From the coordinator: how far are the packs; give them up */ \
-	X(96, G_TRACE) /* msg_g_trace -> msg_trace_reply: what the node coordinates, or did */
+	X(96, G_TRACE) /* msg_g_trace -> msg_trace_reply: what the node coordinates, or did */ \
+	X(97, G_FORGO) /* msg_g_forgo -> empty. To the coordinator: a rank will not ask for its part of a load */
 
 /* clang-format on */
 enum msg_type {
@@ -124,7 +126,15 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
  * the rank will not offer. Says also that the client touches no span of it any more: it ends every load, and every save that failed
  * before it was captured.
  */
-#define MSG_cancel(F) F(u64, group) F(u64, number) F(str, bundle) F(u64, step)
+#define MSG_cancel(F) F(u64, group) F(u64, number) F(str, bundle) F(u64, step) F(str, words) /* why; may be empty */
+
+/*
+ * A request of this rank was refused, and others wait for what it would have done. name, run, rank: it will not JOIN that group. Else
+ * group: it will not take its part in the next grouped load of an opened version (its handle); or, version 0, of the one that bundle
+ * and spec would have opened.
+ */
+#define MSG_forgo(F) \
+	F(u64, group) F(u64, version) F(str, bundle) F(str, spec) F(str, name) F(str, run) F(u32, rank) F(str, words)
 
 #define MSG_arena(F) F(u64, arena) F(u64, bytes) F(u32, writable)
 #define MSG_stage(F)                                                                                                   \
@@ -205,15 +215,18 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_fetch(F)	   F(digest, digest) F(u32, bytes) F(u64, transfer) F(u32, wait_ms) F(str, tenant) /* whose block it is */
 #define MSG_fetch_reply(F) F(u32, crc)
 
-#define MSG_g_join(F) F(str, tenant) F(str, group) F(str, run) F(u32, rank) F(u32, size) F(str, node)
+/* joiner: drawn by the rank's node, so that one that asks again, since its answer was lost, is not taken for another. */
+#define MSG_g_join(F) F(str, tenant) F(str, group) F(str, run) F(u32, rank) F(u32, size) F(str, node) F(u64, joiner)
 
 /* A node's merged offer: each of its ranks with its list, or with its structure alone when hinted. */
 #define ELEM_rank_offer(F) F(u32, rank) F(u64, structure) F(u32, n_items) F(list, items)
 #define MSG_g_offer(F)                                                                                                   \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies)         \
 	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks) F(u64, arena_bytes)
-/* incarnation 0: the rank went before it knew; then run says of which. */
-#define MSG_g_lost(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run)
+/* incarnation 0: the rank went before it knew; then run says of which.
+ * forgone: it did not come, and will not; the others of the run need not wait for it. */
+#define MSG_g_lost(F) \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run) F(u32, forgone)
 
 /*
  * A node's part of the plan: what its ranks capture or check, and what it will receive as copies; room is made for all of it. When
@@ -289,6 +302,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 #define MSG_g_trace(F) F(str, tenant) F(u64, save_id) F(str, bundle) F(u64, version)
 
+/* The nth grouped load of that version does not come to a plan: words name the rank and why. */
+#define MSG_g_forgo(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(u64, nth) F(str, words)
+
 /* clang-format on */
 
 enum item_flags { ITEM_LOWEST_WINS = 1 };    /* the lowest rank's bytes count, others are not looked at */
@@ -305,7 +321,8 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave) X(g_pace) X(g_pace_reply)
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave) X(g_pace) X(g_pace_reply) \
+	X(forgo) X(g_forgo)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
 	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
