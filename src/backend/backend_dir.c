@@ -412,14 +412,17 @@ static int publish(struct backend_req *req, struct backend_upload *upload)
 		return fail(req, r, "syncing its bytes");
 	temp_close(ops_of(req), upload);
 
-	/* Another's object can be gone once more when its writer's machine died before anybody synced its name. */
+	/*
+	 * Another's object can be gone once more, its directory, too: when its writer's machine died before anybody synced its name,
+	 * or when it was deleted meanwhile.
+	 */
 	for (int i = 0; i < PLACE_TRIES; i++) {
 		struct file_stat st;
 		int placed = place(req, upload);
 
 		if (placed < 0)
 			return placed;
-		r = settle(req, upload->key, false);
+		r = settle(req, upload->key, placed == BACKEND_EXISTS);
 		if (r)
 			return r;
 		if (placed != BACKEND_EXISTS || ops_of(req)->stat(upload->owner->dir, upload->key, &st) != -ENOENT)

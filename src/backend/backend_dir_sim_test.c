@@ -212,6 +212,49 @@ static void a_deleted_object_stays_deleted(void **state)
 	}
 }
 
+struct deletion {
+	struct timer timer;
+	struct backend *backend;
+	struct backend_req req;
+	bool finished;
+};
+
+static void deletion_finished(struct backend_req *req)
+{
+	container_of(req, struct deletion, req)->finished = true;
+}
+
+static void delete_now(struct timer *timer)
+{
+	struct deletion *deletion = container_of(timer, struct deletion, timer);
+
+	backend_submit(deletion->backend, &deletion->req);
+}
+
+static void what_is_deleted_while_a_put_takes_it_for_there_is_made_again(void **state)
+{
+	struct deletion gone = { .timer.fn = delete_now,
+				 .req = { .op = BACKEND_DELETE, .key = "t/x/v/0/root", .finish = deletion_finished } };
+	struct writer *writer = calloc(1, sizeof(*writer));
+
+	CHECK(writer);
+	assert_int_equal(suite_open(NULL, &gone.backend), 0);
+	assert_int_equal(backend_suite_put(gone.backend, gone.req.key, "another's", true), 0);
+	world_inject(world, FAULT_SLOW, "sync /store/t/x/v/0");
+	writer_start(writer, gone.backend, 0);
+	assert_int_equal(timer_arm(world->loop, &gone.timer, world->now_ns + 100 * NS_PER_MS),
+			 0); /* is amid that sync */
+	while (!gone.finished && !writer->finished)
+		(void)loop_turn(world->loop);
+	assert_false(writer->finished);
+	while (!writer->finished)
+		(void)loop_turn(world->loop);
+	assert_int_equal(writer->req.result, 0);
+	assert_int_equal(owner_of(gone.backend, 0), 0);
+	suite_close(NULL, gone.backend);
+	free(writer);
+}
+
 static void a_link_that_was_sent_twice_is_a_success(void **state)
 {
 	struct backend *backend;
@@ -261,6 +304,7 @@ int main(void)
 				       .open = suite_open,
 				       .close = suite_close };
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_is_deleted_while_a_put_takes_it_for_there_is_made_again),
 		cmocka_unit_test(a_link_that_was_sent_twice_is_a_success),
 		cmocka_unit_test(a_failed_sync_publishes_nothing_and_the_next_attempt_is_a_new_file),
 		cmocka_unit_test(a_deleted_object_stays_deleted),

@@ -16,6 +16,7 @@
 #define CHANGE_TRIES_MAX 256	     /* of a transaction that others overtake */
 #define SLOT_TRIES_MAX	 4096	     /* numbers that others have taken before */
 #define SETTLE_MS	 3000  /* past the deadline: to learn how a commit ended, and to index what it published */
+#define LOOK_AGAIN_MS	 200   /* for what the store does not show yet */
 #define KEY_BYTES	 448   /* the longest key of ours and its final 0 */
 #define PREFIX_BYTES	 288   /* "t/<tenant>/b/<bundle>/" and its final 0 */
 #define IDLE_MS		 60000 /* a fiber of the background that has nothing to do looks around so often */

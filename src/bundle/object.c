@@ -9,8 +9,6 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-#define LOOK_AGAIN_MS 200 /* for a root that the store does not show yet */
-
 int object_open(struct bundles *bundles, const char *key, size_t max, struct buf *bytes, struct record_head *ret_head,
 		struct view *ret_body, uint64_t deadline_ns, struct error *e)
 {

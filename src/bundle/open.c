@@ -375,7 +375,7 @@ static int take_if_published(void *arg, const char *key, char *after)
 	return r;
 }
 
-/* What @spec, no number, means by the store alone: all keys are looked at, so this is slow. */
+/* What @spec, no number, means by the store alone: all keys are looked at, so this is slow; most when there is nothing. */
 static int resolve_from_store(struct bundles *bundles, const struct place *place, struct view spec, uint64_t *ret,
 			      uint64_t deadline_ns, struct error *e)
 {
@@ -390,7 +390,13 @@ static int resolve_from_store(struct bundles *bundles, const struct place *place
 		prefix[strlen(prefix) - 20] = 0;
 	}
 	h.prefix = strlen(prefix);
+	uint64_t shown_ns = env_in_ms(bundles->env, BACKEND_NAME_LATE_MS);
 	int r = keys_each(bundles, prefix, take_if_published, &h, deadline_ns, e);
+	while (!r && !h.number && env_now(bundles->env) < shown_ns) { /* maybe the store shows a name late */
+		r = fiber_sleep_until(env_in_ms(bundles->env, LOOK_AGAIN_MS));
+		if (!r)
+			r = keys_each(bundles, prefix, take_if_published, &h, deadline_ns, e);
+	}
 	if (r)
 		return r;
 	if (!h.number)
