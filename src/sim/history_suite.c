@@ -639,7 +639,7 @@ static void rot_pack(struct history *h)
 	for (const char *at = (char *)keys.ptr; found && at < end; at += strlen(at) + 1) {
 		struct attempt *a = attempt_of(h, at);
 
-		if (!a || a->dying || !is_named(person->env, at, strstr(found, "/p/") + 3))
+		if (!a || !is_named(person->env, at, strstr(found, "/p/") + 3))
 			continue;
 		if (!done)
 			done = !world_rot(person->env, path, PACK_HEAD + world_random(h->world, 2000)) ||
