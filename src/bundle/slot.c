@@ -39,7 +39,8 @@ static int slot_is_ours(struct bundles *bundles, const char *key, const struct s
 	int r = object_open(bundles, key, RECORD_SMALL_MAX, &bytes, &head, &body, deadline_ns, e);
 
 	if (r)
-		return r == -ERR_EDAMAGED ? BACKEND_EXISTS : r; /* whosever it was: the number is taken */
+		return r == -ERR_EDAMAGED || r == -ENOENT ? BACKEND_EXISTS :
+							    r; /* whosever it is, or was: the number is taken */
 	return head.kind == RECORD_SLOT && head.save_id == slot->save_id && head.epoch == slot->epoch ? 0 :
 													BACKEND_EXISTS;
 }
