@@ -157,6 +157,30 @@ def test_a_collection_that_dies_is_done_again(cluster, point):
     assert save_steps(cluster, bundle, 7) == [7]
 
 
+@pytest.mark.parametrize("point", ("slot-put", "slot-open", "pack-durable"))
+def test_a_put_whose_daemon_dies_leaves_nothing(cluster, tmp_path, point):
+    """Nobody joins its group again, and at slot-put the index does not even know the bundle: collection alone ends the slot."""
+    bundle = f"put/{point}"
+    (tmp_path / "file").write_bytes(data(bundle, 1))
+    cluster.kill(1)
+    cluster.start(1, die_at=point)
+    cluster.wait_ready()
+    assert cluster.run("put", bundle, str(tmp_path / "file"), node=1).returncode != 0
+    job.until(lambda: not cluster.running(1), f"{point} is reached")
+    assert f"v/{1:020}/slot" in keys(cluster, bundle)
+
+    def is_clean():
+        gc(cluster, bundle)
+        return keys(cluster, bundle) == [f"floor/{2:020}"]
+
+    job.until(is_clean, lambda: f"there is {keys(cluster, bundle)}")
+    cluster.kill(1)
+    cluster.start(1)
+    cluster.wait_ready()
+    cluster.forebay("put", bundle, str(tmp_path / "file"), node=1)
+    assert numbers(cluster, bundle) == [2]
+
+
 def test_what_the_parent_has_is_written_again_only_when_little_of_it_is_left(cluster):
     bundle, items = "keep/child", 10
 

@@ -49,6 +49,7 @@ struct fence {
 struct slot {
 	char *tenant, *bundle;
 	uint64_t number, save_id, epoch, parent;
+	uint32_t generation; /* when it was opened */
 	bool pinned; /* the parent was there when the slot was opened, and stays until it has ended: its packs may be named */
 };
 void slot_fini(struct slot *slot); /* frees memory only; accepts zeroed */

@@ -20,31 +20,15 @@ struct checking {
 	struct bundles *bundles;
 	uint64_t deadline_ns;
 	struct error *e;
-	struct place place;
+	struct bundle_walk walk;
 	struct row_bundle row;
-	char key[BACKEND_KEY_MAX + 1]; /* of the walk over bundles */
-	char at[BACKEND_KEY_MAX + 1];  /* in one of them */
+	char at[BACKEND_KEY_MAX + 1]; /* in the bundle that it has come to */
 };
 
 static int older(struct checking *c, const char *key)
 {
 	return error_set(c->e, -ERR_EREBUILD,
 			 "the index is older than the store: it does not know %s; run forebay meta rebuild", key);
-}
-
-/* The first key behind @after under @prefix; "" if there is none. */
-static int next_key(struct checking *c, const char *prefix, const char *after, char ret[BACKEND_KEY_MAX + 1])
-{
-	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_LIST, prefix);
-
-	if (!call)
-		return no_memory(c->e);
-	(void)snprintf(call->req.after, sizeof(call->req.after), "%s", after);
-	call->req.len = 1;
-	int r = backend_call_run(c->bundles->backend, &call, c->deadline_ns, c->e);
-	if (!r)
-		(void)snprintf(ret, BACKEND_KEY_MAX + 1, "%s", call->req.got ? (const char *)call->req.out.ptr : "");
-	return r;
 }
 
 static bool begins(const char *key, const char *prefix)
@@ -67,7 +51,7 @@ static int is_burned(struct checking *c, const char *digits)
 
 	if (strlen(digits) < 20 || number_decode(view_of(digits, 20), 20, &number))
 		return 0;
-	int r = root_read(c->bundles, &c->place, number, &object, c->deadline_ns, c->e);
+	int r = root_read(c->bundles, &c->walk.place, number, &object, c->deadline_ns, c->e);
 	return r ? r : object.state == ROOT_BURNED;
 }
 
@@ -76,10 +60,10 @@ static int check_numbers(struct checking *c)
 {
 	char prefix[KEY_BYTES], *key = c->at;
 
-	(void)snprintf(prefix, sizeof(prefix), "%sv/", c->place.prefix);
+	(void)snprintf(prefix, sizeof(prefix), "%sv/", c->walk.place.prefix);
 	(void)snprintf(key, sizeof(c->at), "%s%020" PRIu64 "/~", prefix, c->row.last);
 	for (;;) {
-		int r = next_key(c, prefix, key, key);
+		int r = key_next(c->bundles, prefix, key, key, c->deadline_ns, c->e);
 
 		if (r || !*key)
 			return r;
@@ -96,9 +80,9 @@ static int check_rules(struct checking *c)
 	char prefix[KEY_BYTES], *key = c->at;
 	uint64_t known = c->row.pending_rule > c->row.rule ? c->row.pending_rule : c->row.rule;
 
-	(void)snprintf(prefix, sizeof(prefix), "%sr/", c->place.prefix);
-	rule_key(&c->place, known, key);
-	int r = next_key(c, prefix, key, key);
+	(void)snprintf(prefix, sizeof(prefix), "%sr/", c->walk.place.prefix);
+	rule_key(&c->walk.place, known, key);
+	int r = key_next(c->bundles, prefix, key, key, c->deadline_ns, c->e);
 	return r || !*key ? r : older(c, key);
 }
 
@@ -107,8 +91,8 @@ static int check_labels(struct checking *c)
 {
 	char prefix[KEY_BYTES], at[KEY_BYTES], *key = c->at;
 
-	(void)snprintf(prefix, sizeof(prefix), "%sl/", c->place.prefix);
-	int r = next_key(c, prefix, "", key);
+	(void)snprintf(prefix, sizeof(prefix), "%sl/", c->walk.place.prefix);
+	int r = key_next(c->bundles, prefix, "", key, c->deadline_ns, c->e);
 	while (!r && *key) {
 		_cleanup_(buf_fini) struct buf label = { 0 };
 		const char *part = key + strlen(prefix), *slash = strchr(part, '/');
@@ -116,15 +100,15 @@ static int check_labels(struct checking *c)
 
 		if (slash && name_decode(view_of(part, (size_t)(slash - part)), &label) == 0 &&
 		    label_name_check(view_buf(&label), NULL) == 0) {
-			r = row_read_label(c->bundles, &c->place, view_buf(&label), &row, c->deadline_ns, c->e);
+			r = row_read_label(c->bundles, &c->walk.place, view_buf(&label), &row, c->deadline_ns, c->e);
 			if (r < 0)
 				return r;
-			label_key(&c->place, view_buf(&label), row.pending_move ? row.pending_move : row.move, at);
-			r = next_key(c, prefix, at, key);
+			label_key(&c->walk.place, view_buf(&label), row.pending_move ? row.pending_move : row.move, at);
+			r = key_next(c->bundles, prefix, at, key, c->deadline_ns, c->e);
 			if (!r && begins(key, prefix) && strncmp(key, at, strlen(at) - 20) == 0)
 				return older(c, key);
 		} else {
-			r = next_key(c, prefix, key, key); /* no key of ours */
+			r = key_next(c->bundles, prefix, key, key, c->deadline_ns, c->e); /* no key of ours */
 		}
 	}
 	return r;
@@ -132,40 +116,13 @@ static int check_labels(struct checking *c)
 
 static int check_bundle(struct checking *c)
 {
-	int r = row_read_bundle(c->bundles, &c->place, &c->row, c->deadline_ns, c->e);
+	int r = row_read_bundle(c->bundles, &c->walk.place, &c->row, c->deadline_ns, c->e);
 
 	if (r >= 0)
 		r = check_numbers(c);
 	if (!r)
 		r = check_rules(c);
 	return r ? r : check_labels(c);
-}
-
-/* "t/<tenant>/b/<bundle>/": its length, or 0. */
-static size_t bundle_prefix(const char *key)
-{
-	const char *at = key;
-
-	for (int i = 0; i < 4; i++) {
-		at = strchr(at, '/');
-		if (!at++)
-			return 0;
-	}
-	return (size_t)(at - key);
-}
-
-/* The bundle of c->key, if it is one of ours. */
-static int check_key(struct checking *c)
-{
-	_cleanup_(buf_fini) struct buf tenant = { 0 }, bundle = { 0 };
-	const char *t = strchr(c->key, '/') + 1, *b = strchr(t, '/'), *name = b ? strchr(b + 1, '/') : NULL;
-	const char *end = name ? strchr(name + 1, '/') : NULL;
-
-	if (!end || name_decode(view_of(t, (size_t)(b - t)), &tenant) != 0 ||
-	    name_decode(view_of(name + 1, (size_t)(end - name - 1)), &bundle) != 0 ||
-	    place_init(view_buf(&tenant), view_buf(&bundle), &c->place, NULL) != 0)
-		return 0;
-	return check_bundle(c);
 }
 
 int bundles_check_index(struct bundles *bundles, uint64_t deadline_ns, struct error *e)
@@ -182,13 +139,9 @@ int bundles_check_index(struct bundles *bundles, uint64_t deadline_ns, struct er
 	if (!c)
 		return no_memory(e);
 	*c = (struct checking){ .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
-	while (!(r = next_key(c, "t/", c->key, c->key)) && *c->key) {
-		r = check_key(c);
-		if (r)
-			return r;
-		size_t prefix = bundle_prefix(c->key);
-		if (prefix)
-			(void)snprintf(c->key + prefix, sizeof(c->key) - prefix, "~"); /* behind all of that bundle */
-	}
-	return r;
+	(void)snprintf(c->walk.prefix, sizeof(c->walk.prefix), "t/");
+	while (!(r = bundle_walk_next(bundles, &c->walk, deadline_ns, e)) && !(r = check_bundle(c)))
+		;
+	bundle_walk_fini(&c->walk);
+	return r == WALK_ENDED ? 0 : r;
 }

@@ -251,9 +251,11 @@ static int scan_and_judge(struct collecting *c, bool *ret_moved)
 	int r = scan_run(&scan);
 	c->counts.slots += scan.n_burned;
 	*ret_moved = r == SCAN_MOVED;
-	if (r)
+	if (r < 0 || r == SCAN_MOVED)
 		return r < 0 ? r : COLLECT_AGAIN;
 	c->counts.unclear = c->counts.unclear > scan.n_unclear ? c->counts.unclear : scan.n_unclear;
+	if (r == SCAN_NO_ROW)
+		return 0;
 	alarm_missing(c, &scan);
 	r = judge_all(c, &scan, &wait);
 	if (r || scan.n_dead)

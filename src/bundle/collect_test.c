@@ -189,6 +189,97 @@ static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struc
 	EXPECT_INT(root_state(other, dead + 1), ROOT_NONE); /* of no group: nobody can tell */
 }
 
+/* As if its writer died before the row: number @number of @in. */
+static void put_bare_slot(struct shelf *shelf, const char *in, uint64_t number, uint64_t epoch, uint32_t generation)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct rec_slot rec = { .tenant = tenant(),
+				      .bundle = view_str(in),
+				      .node = view_str("n0"),
+				      .lease = view_str("g/group") };
+	const struct record_head head = { .kind = RECORD_SLOT,
+					  .save_id = 0x105,
+					  .epoch = epoch,
+					  .number = number,
+					  .generation = generation };
+	struct place at;
+	char key[KEY_BYTES];
+	struct error e;
+
+	EXPECT_CALL(place_init(tenant(), view_str(in), &at, &e), 0, &e);
+	EXPECT_INT(rec_slot_encode(&rec, &body), 0);
+	slot_key(&at, number, key);
+	EXPECT_CALL(object_put(shelf->bundles, key, &head, view_buf(&body), true, deadline(shelf), &e), 0, &e);
+}
+
+static void sweep(struct shelf *shelf)
+{
+	shelf->bundles->sweep_ns = 0;
+	EXPECT_INT(tend_sweep(shelf->bundles), 0);
+}
+
+static void a_slot_that_never_had_a_row_is_burned_in_a_new_bundle_too(struct shelf *shelf, struct shelf *other,
+								      struct error *e)
+{
+	const uint32_t generation = cluster_generation(shelf->bundles->cluster);
+	struct fence fence = { 0 };
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	struct collect_counts counts;
+
+	take_lease(shelf, &fence, &record, 11, 8000);
+	put_bare_slot(shelf, bundle, 1, fence.epoch, generation);
+	sweep(other);
+	EXPECT_INT(collect(other).slots, 0);
+	EXPECT_INT(root_state(other, 1), ROOT_NONE); /* its writer lives */
+	give_lease(shelf, 11);
+	sweep(other);
+	EXPECT_INT(root_state(other, 1), ROOT_BURNED);
+
+	take_lease(shelf, &fence, &record, 12, 8000);
+	give_lease(shelf, 12);
+	put_bare_slot(shelf, "a new one", 1, fence.epoch, generation);
+	EXPECT_CALL(
+		bundles_collect(other->bundles, tenant(), (struct view){ 0 }, deadline(shelf), NULL, NULL, &counts, e),
+		0, e);
+	EXPECT_INT(counts.slots, 1);
+	EXPECT_INT(counts.bundles, 2);
+}
+
+/* The engine was lost, and with it all leases; then comes what a writer of before had sent. */
+static void a_slot_of_before_a_rebuild_is_burned(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	const uint32_t generation = cluster_generation(shelf->bundles->cluster);
+
+	shelf_save(shelf, bundle, 1);
+	put_bare_slot(shelf, bundle, 2, 7, generation);
+	EXPECT_INT(collect(other).slots, 0); /* of a lease that nobody knows: it may be about to be written */
+	put_bare_slot(shelf, bundle, 3, 7, generation - 1);
+	EXPECT_INT(collect(other).slots, 1);
+	EXPECT_INT(root_state(other, 2), ROOT_NONE);
+	EXPECT_INT(root_state(other, 3), ROOT_BURNED);
+}
+
+static void what_comes_late_to_a_quiet_bundle_is_swept(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(save_fini) struct save zombie;
+
+	save_begin(&zombie, shelf, bundle, 1);
+	EXPECT_CALL(slot_burn(other->bundles, &zombie.slot, deadline(shelf), e), 0, e);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_INT(collect(other).folded, 1);
+	save_packs(&zombie);
+	EXPECT_INT(count_keys(shelf).packs, 4);
+	for (int i = 0; i < 2; i++) {
+		sweep(other);
+		EXPECT_INT(fiber_sleep_until(env_now(shelf->bed->env) + other->bundles->grace_ns), 0);
+	}
+	EXPECT_INT(count_keys(shelf).packs, 2);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+	EXPECT_INT(tend_sweep(other->bundles), 0); /* the next one is not due */
+	EXPECT_INT(other->bundles->sweep.key[0], 0);
+	EXPECT(other->bundles->sweep_ns > env_now(shelf->bed->env));
+}
+
 /* ---- readers and children ---- */
 
 static void a_version_that_a_node_reads_is_not_deleted(struct shelf *shelf, struct shelf *other, struct error *e)
@@ -646,6 +737,37 @@ static void tombstones_are_folded_into_a_floor_below_which_nothing_exists(struct
 	EXPECT_INT(shelf_save(shelf, bundle, 7), 7);
 }
 
+/* Its coordinator is slow to see that its root is there; a rule takes the version, and its number is folded. */
+static void a_version_that_is_folded_before_its_writer_knows_was_published(struct shelf *shelf, struct shelf *other,
+									   struct error *e)
+{
+	_cleanup_(save_fini) struct save slow, zombie;
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	struct fence fence = { 0 };
+
+	take_lease(shelf, &fence, &record, 11, 8000);
+	save_begin_fenced(&slow, shelf, bundle, 1, &fence);
+	save_packs(&slow);
+	save_segments(&slow);
+	save_root(&slow);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_CALL(delete_it(other, 1, e), 0, e);
+	EXPECT_INT(collect(other).folded, 1);
+	EXPECT_CALL(slot_publish(shelf->bundles, &slow.slot, slow.version, &fence, deadline(shelf), e), 0, e);
+	EXPECT_INT(e->code, 0);
+	expect_numbers(other, "2");
+
+	save_begin_fenced(&zombie, shelf, bundle, 3, &fence);
+	save_packs(&zombie);
+	zombie.slot.generation--; /* a rebuild burns it, whoever has the lease */
+	EXPECT_CALL(slot_burn(other->bundles, &zombie.slot, deadline(shelf), e), 0, e);
+	shelf_save(shelf, bundle, 4);
+	EXPECT_CALL(delete_it(other, 2, e), 0, e);
+	EXPECT_INT(collect(other).folded, 2);
+	EXPECT_CALL(slot_publish(shelf->bundles, &zombie.slot, zombie.version, &fence, deadline(shelf), e),
+		    -ERR_ESTALEEPOCH, e);
+}
+
 static void a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on(struct shelf *shelf,
 										  struct shelf *other, struct error *e)
 {
@@ -773,6 +895,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		SHELF_STORY(a_slot_is_burned_once_its_coordinator_is_over_and_never_before),
+		SHELF_STORY(a_slot_that_never_had_a_row_is_burned_in_a_new_bundle_too),
+		SHELF_STORY(a_slot_of_before_a_rebuild_is_burned),
+		SHELF_STORY(what_comes_late_to_a_quiet_bundle_is_swept),
 		SHELF_STORY(a_version_that_a_node_reads_is_not_deleted),
 		SHELF_STORY(a_reader_whose_lease_is_over_learns_that_its_version_was_deleted),
 		SHELF_STORY(without_an_index_the_root_says_what_was_deleted),
@@ -790,6 +915,7 @@ int main(void)
 		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
 		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
+		SHELF_STORY(a_version_that_is_folded_before_its_writer_knows_was_published),
 		SHELF_STORY(a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on),
 		SHELF_STORY(a_floor_cut_before_the_index_is_taken_over),
 		SHELF_STORY(nothing_is_concluded_from_a_list_without_a_version_that_the_index_has),

@@ -32,6 +32,20 @@
 #define DYING_WAIT_MS	3000 /* an opening, for a deletion that has begun and may be refused */
 #define INDEX_WAIT_MS	6000 /* for an index that does not answer; then the store alone is asked */
 
+/* A bundle as every call names it: checked, with the beginning of its keys. Borrows the names. */
+struct place {
+	struct view tenant, bundle;
+	char prefix[PREFIX_BYTES];
+};
+
+/* The bundles that the store has, one after the other, whatever the index says. */
+struct bundle_walk {
+	char prefix[PREFIX_BYTES];     /* "t/", or more of a bundle's keys */
+	char key[BACKEND_KEY_MAX + 1]; /* behind it the walk goes on; "": from the beginning */
+	struct buf tenant, bundle;
+	struct place place; /* where it is; borrows from these */
+};
+
 struct bundles {
 	uint32_t magic; /* BUNDLES_MAGIC */
 	struct env *env;
@@ -49,6 +63,8 @@ struct bundles {
 	struct map condemned;	      /* by key: struct condemned */
 	uint64_t grace_ns;	      /* of what a published version named, condemned so long ago */
 	struct collect_counts counts; /* since the start, for status */
+	struct bundle_walk sweep;
+	uint64_t sweep_ns; /* when it goes on */
 };
 #define BUNDLES_MAGIC 0x73646e62
 
@@ -56,11 +72,6 @@ CLEANUP_OF(struct version *, version_put);
 
 /* ---- names.c: pure ---- */
 
-/* A bundle as every call names it: checked, with the beginning of its keys. Borrows the names. */
-struct place {
-	struct view tenant, bundle;
-	char prefix[PREFIX_BYTES];
-};
 int place_init(struct view tenant, struct view bundle, struct place *ret, struct error *e);
 
 int name_encode(struct view name, size_t max, char *ret);	   /* 0-terminated; bytes, or -ENAMETOOLONG past @max */
@@ -150,6 +161,15 @@ enum { KEYS_LEAP = 1 };
 typedef int (*keys_fn)(void *arg, const char *key, char *after);
 int keys_each(struct bundles *bundles, const char *prefix, keys_fn each, void *arg, uint64_t deadline_ns,
 	      struct error *e);
+
+/* The first key behind @after that begins with @prefix; "" if there is none. @ret may be @after. */
+int key_next(struct bundles *bundles, const char *prefix, const char *after, char ret[BACKEND_KEY_MAX + 1],
+	     uint64_t deadline_ns, struct error *e);
+
+void bundle_walk_fini(struct bundle_walk *walk); /* accepts zeroed; not the walk itself */
+/* 0; WALK_ENDED; negative. What is no bundle of ours is passed by. */
+enum { WALK_ENDED = 1 };
+int bundle_walk_next(struct bundles *bundles, struct bundle_walk *walk, uint64_t deadline_ns, struct error *e);
 
 /* What lies under a version's root key. */
 enum root_state {
@@ -242,6 +262,9 @@ void index_mend_tenant(struct bundles *bundles, struct view tenant, uint64_t dea
  */
 int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
 		     uint64_t deadline_ns, struct error *e);
+/* The same of one whose coordinator is known to be over. */
+int slot_end(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
+	     uint64_t deadline_ns, struct error *e);
 
 /* ---- lease.c ---- */
 
@@ -333,6 +356,8 @@ int floor_read(struct bundles *bundles, const struct place *place, uint64_t dead
 /* The bundle has changed: its rule is applied in a while. */
 void bundles_stir(struct bundles *bundles, const struct place *place);
 void tend_fini(struct bundles *bundles);
+/* Collects the next few bundles that the store has, whether the index knows that there is something or not. 0; negative. */
+int tend_sweep(struct bundles *bundles);
 
 /* ---- open.c ---- */
 

@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,6 +114,66 @@ int keys_each(struct bundles *bundles, const char *prefix, keys_fn each, void *a
 	while (!r && n == LIST_PAGE)
 		r = keys_page(bundles, prefix, after, each, arg, &n, deadline_ns, e);
 	return r;
+}
+
+int key_next(struct bundles *bundles, const char *prefix, const char *after, char ret[BACKEND_KEY_MAX + 1],
+	     uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_LIST, prefix);
+
+	if (!call)
+		return no_memory(e);
+	(void)snprintf(call->req.after, sizeof(call->req.after), "%s", after);
+	call->req.len = 1;
+	int r = backend_call_run(bundles->backend, &call, deadline_ns, e);
+	if (!r)
+		(void)snprintf(ret, BACKEND_KEY_MAX + 1, "%s", call->req.got ? (const char *)call->req.out.ptr : "");
+	return r;
+}
+
+/* ---- bundles that the store has ---- */
+
+void bundle_walk_fini(struct bundle_walk *walk)
+{
+	buf_fini(&walk->tenant);
+	buf_fini(&walk->bundle);
+}
+
+/* "t/<tenant>/b/<bundle>/" at the beginning of the walk's key: its length, and the names; 0: it has none. */
+static size_t take_names(struct bundle_walk *walk)
+{
+	struct view parts[4];
+	const char *at = walk->key;
+
+	for (int i = 0; i < 4; i++) {
+		const char *slash = strchr(at, '/');
+
+		if (!slash)
+			return 0;
+		parts[i] = view_of(at, (size_t)(slash - at));
+		at = slash + 1;
+	}
+	walk->tenant.len = walk->bundle.len = 0;
+	if (!view_equal(parts[0], view_str("t")) || !view_equal(parts[2], view_str("b")) ||
+	    name_decode(parts[1], &walk->tenant) || name_decode(parts[3], &walk->bundle))
+		walk->bundle.len = 0; /* no bundle of ours */
+	return (size_t)(at - walk->key);
+}
+
+int bundle_walk_next(struct bundles *bundles, struct bundle_walk *walk, uint64_t deadline_ns, struct error *e)
+{
+	for (;;) {
+		int r = key_next(bundles, walk->prefix, walk->key, walk->key, deadline_ns, e);
+
+		if (r || !*walk->key)
+			return r ? r : WALK_ENDED;
+		size_t prefix = take_names(walk);
+		if (!prefix)
+			continue;
+		(void)snprintf(walk->key + prefix, sizeof(walk->key) - prefix, "~"); /* behind all of that bundle */
+		if (place_init(view_buf(&walk->tenant), view_buf(&walk->bundle), &walk->place, NULL) == 0)
+			return 0;
+	}
 }
 
 /* ---- what lies under a root key ---- */

@@ -23,6 +23,7 @@ int bundles_new(struct env *env, struct cluster *cluster, struct backend *backen
 	list_init(&bundles->stirring);
 	waitplace_init(&bundles->stirred);
 	map_init(&bundles->condemned);
+	(void)snprintf(bundles->sweep.prefix, sizeof(bundles->sweep.prefix), "t/");
 	bundles->grace_ns = READER_LEASE_MS / 10 * 11 * NS_PER_MS;
 	*ret = bundles;
 	return 0;

@@ -122,6 +122,24 @@ int publish_root(struct bundles *bundles, const struct place *place, const struc
 	return again == BACKEND_EXISTS ? settle_root(bundles, place, version, grace_ns, e) : 0;
 }
 
+/*
+ * The number is below the floor. Nobody but a successor, or a rebuild, burns the slot of a coordinator that has kept its lease: so if there
+ * was none, it was published, deleted since, as a rule may want it, and folded before its writer knew: 0. -ERR_ESTALEEPOCH; errors of the
+ * engine.
+ */
+static int settle_folded(struct bundles *bundles, const struct slot *slot, const struct fence *fence,
+			 uint64_t deadline_ns, struct error *e)
+{
+	struct error why = { 0 };
+
+	if (!fence || !fence->key.len || slot->generation != cluster_generation(bundles->cluster))
+		return -ERR_ESTALEEPOCH;
+	int r = check_fence(bundles, fence, deadline_ns, &why);
+	if (e)
+		*e = why;
+	return r;
+}
+
 /* The slot was burned long ago, and its tombstone with others folded into the floor: the root that was put there is none. */
 static int folded(uint64_t number, struct error *e)
 {
@@ -195,8 +213,8 @@ int slot_publish(struct bundles *bundles, const struct slot *slot, struct versio
 	version->root_ns = env_now(bundles->env);
 	point_reached(POINT_ROOT_DURABLE);
 	r = publish_index(bundles, &place, version->number, deadline_ns, e);
-	if (r == -ERR_ESTALEEPOCH) /* burned by a successor; without one it was seen, deleted, and folded since */
-		return fence && fence->key.len ? check_fence(bundles, fence, deadline_ns, e) : r;
+	if (r == -ERR_ESTALEEPOCH)
+		return settle_folded(bundles, slot, fence, deadline_ns, e);
 	cache_add(bundles, version);
 	version->index_ns = r ? 0 : env_now(bundles->env);
 	if (!r)

@@ -8,7 +8,8 @@
  *
  * The store is looked at, not the index. But the index tells whether anything has changed meanwhile: each slot that opens and each
  * version that dies changes the bundle's row. If the row is the same before and after, nothing that is found dead can have been named.
- * And what the index has must have been in the lists, which may be late.
+ * And what the index has must have been in the lists, which may be late. Without the bundle's row nothing tells, so slots of the dead end,
+ * by which a row comes to be, and that is all.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -164,7 +165,10 @@ static int look_at_slot(struct scan *scan, uint64_t number)
 		return r;
 	const struct row_slot row = { .save_id = head.save_id, .epoch = head.epoch, .lease = rec.lease };
 	r = note_save(scan, head.save_id, number, ENDED_NOT);
-	if (!r)
+	if (!r &&
+	    head.generation < cluster_generation(scan->bundles->cluster)) /* late: the rebuild has burned the others */
+		r = slot_end(scan->bundles, scan->place, number, &row, scan->deadline_ns, scan->e);
+	else if (!r)
 		r = slot_settle_dead(scan->bundles, scan->place, number, &row, scan->deadline_ns, scan->e);
 	scan->n_burned += r == 1;
 	return r < 0 ? r : 0;
@@ -424,6 +428,7 @@ int scan_run(struct scan *scan)
 	int r = row_read_bundle(scan->bundles, scan->place, &scan->row, scan->deadline_ns, scan->e);
 	if (r < 0)
 		return r;
+	scan->has_row = r == 0;
 	scan->lowest = scan->row.last + 1;
 	scan->prefix = slots.len;
 	r = rows_each(scan->bundles, row_key_view(&slots), (struct view){ 0 }, take_slot_row, scan, scan->deadline_ns,
@@ -444,5 +449,7 @@ int scan_run(struct scan *scan)
 		r = row_read_bundle(scan->bundles, scan->place, &after, scan->deadline_ns, scan->e);
 	if (r < 0)
 		return r;
-	return scan->moved || after.changes != scan->row.changes ? SCAN_MOVED : 0;
+	if (scan->moved || after.changes != scan->row.changes)
+		return SCAN_MOVED;
+	return scan->has_row ? 0 : SCAN_NO_ROW;
 }

@@ -34,12 +34,12 @@ struct scan {
 	struct buf segments;			/* of the number at hand */
 	size_t prefix;
 	uint64_t number;
-	bool has_root, has_slot, moved;
+	bool has_root, has_slot, has_row, moved;
 };
 
 void scan_init(struct scan *scan, struct bundles *bundles, const struct place *place, uint64_t deadline_ns,
 	       struct error *e);
 void scan_fini(struct scan *scan);
-/* 0; SCAN_MOVED: the bundle changed meanwhile, so nothing may be done by what was found; negative. */
-enum { SCAN_MOVED = 1 };
+/* 0; SCAN_MOVED: the bundle changed meanwhile, SCAN_NO_ROW: the index has no such bundle: nothing may be done by what was found; negative. */
+enum { SCAN_MOVED = 1, SCAN_NO_ROW = 2 };
 int scan_run(struct scan *scan);

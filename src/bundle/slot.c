@@ -138,7 +138,8 @@ int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, u
 	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
 	_cleanup_(slot_fini) struct slot slot = { .save_id = save_id,
 						  .epoch = fence ? fence->epoch : 0,
-						  .parent = parent };
+						  .parent = parent,
+						  .generation = cluster_generation(bundles->cluster) };
 	struct row_bundle row;
 	struct place place;
 
@@ -213,13 +214,9 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 	return state == ROOT_FOLDED ? 0 : r; /* burned long ago, whatever was put there since */
 }
 
-int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
-		     uint64_t deadline_ns, struct error *e)
+int slot_end(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
+	     uint64_t deadline_ns, struct error *e)
 {
-	int over = lease_is_over(bundles, row->lease, row->epoch, deadline_ns, e);
-
-	if (over <= 0)
-		return over;
 	_cleanup_(slot_fini) struct slot slot = { .tenant = view_dup(place->tenant),
 						  .bundle = view_dup(place->bundle),
 						  .number = number,
@@ -229,6 +226,14 @@ int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_
 		return no_memory(e);
 	int r = slot_burn(bundles, &slot, deadline_ns, e);
 	return r == -EEXIST ? 0 : r ? r : 1; /* its root had come: indexed */
+}
+
+int slot_settle_dead(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
+		     uint64_t deadline_ns, struct error *e)
+{
+	int over = lease_is_over(bundles, row->lease, row->epoch, deadline_ns, e);
+
+	return over > 0 ? slot_end(bundles, place, number, row, deadline_ns, e) : over;
 }
 
 struct settling {

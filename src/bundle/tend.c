@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,13 @@
 #define COLLECT_PAUSE_MS      20 /* between two bundles */
 #define COLLECT_PASSES_MAX    16 /* of one bundle, at once */
 #define COLLECT_KEY	      "x/collect"
+#define ANY_BUNDLE	      "-" /* for the rules of names alone */
+/*
+ * Beside what the index knows to have changed, all that the store has is looked at now and then: a slot or a pack may come late, of which
+ * no row tells.
+ */
+#define SWEEP_BUNDLES 8	      /* in a round */
+#define SWEEP_MS      3600000 /* from the end of a sweep to the next */
 
 struct stirred {
 	struct list link;
@@ -74,6 +82,7 @@ void tend_fini(struct bundles *bundles)
 		stirred_free(list_entry(node, struct stirred, link));
 	list_init(&bundles->stirring);
 	condemned_fini(bundles);
+	bundle_walk_fini(&bundles->sweep);
 }
 
 static int tend(void *arg)
@@ -161,11 +170,36 @@ static int collect_bundle(struct round *round, const struct place *place, struct
 	return r < 0 ? r : 0;
 }
 
-static int visit(void *arg, struct view key, struct view value)
+static int visit(struct round *round, const struct place *place)
 {
-	struct round *round = arg;
 	struct bundles *bundles = round->bundles;
 	struct error e = { 0 };
+	struct collecting c = { .bundles = bundles,
+				.place = place,
+				.thorough = round->at_once,
+				.pause_ns = round->at_once ? 0 : 1000 * NS_PER_MS / COLLECT_DELETES_PER_S,
+				.unclear = round->unclear,
+				.arg = round->arg,
+				.deadline_ns = round->at_once ? round->deadline_ns :
+								env_in_ms(bundles->env, COLLECT_BUNDLE_MS),
+				.e = &e };
+	int r = collect_bundle(round, place, &c);
+
+	add_counts(&round->counts, &c.counts);
+	add_counts(&bundles->counts, &c.counts);
+	if (round->at_once || r == -ECANCELED)
+		return r ? error_set(round->e, r, "%s", e.text) : 0;
+	if (r)
+		logm(LOG_DEBUG, "collect.failed", "bundle=%.*s words=\"%s\"", (int)place->bundle.len,
+		     (const char *)place->bundle.ptr, e.text);
+	r = lease_hold(bundles, COLLECT_KEY, COLLECT_LEASE_MS, env_in_ms(bundles->env, COLLECT_LEASE_MS), NULL);
+	return r ? r : fiber_sleep_until(env_in_ms(bundles->env, COLLECT_PAUSE_MS));
+}
+
+/* A bundle that the index has. In the background those that have not changed are passed by. */
+static int visit_row(void *arg, struct view key, struct view value)
+{
+	struct round *round = arg;
 	struct row_bundle row;
 	struct place place;
 
@@ -179,25 +213,48 @@ static int visit(void *arg, struct view key, struct view value)
 		return 0;
 	if (!round->at_once && row.changes == row.collected)
 		return 0;
-	struct collecting c = { .bundles = bundles,
-				.place = &place,
-				.thorough = round->at_once,
-				.pause_ns = round->at_once ? 0 : 1000 * NS_PER_MS / COLLECT_DELETES_PER_S,
-				.unclear = round->unclear,
-				.arg = round->arg,
-				.deadline_ns = round->at_once ? round->deadline_ns :
-								env_in_ms(bundles->env, COLLECT_BUNDLE_MS),
-				.e = &e };
-	int r = collect_bundle(round, &place, &c);
-	add_counts(&round->counts, &c.counts);
-	add_counts(&bundles->counts, &c.counts);
-	if (round->at_once || r == -ECANCELED)
-		return r ? error_set(round->e, r, "%s", e.text) : 0;
-	if (r)
-		logm(LOG_DEBUG, "collect.failed", "bundle=%.*s words=\"%s\"", (int)key.len, (const char *)key.ptr,
-		     e.text);
-	r = lease_hold(bundles, COLLECT_KEY, COLLECT_LEASE_MS, env_in_ms(bundles->env, COLLECT_LEASE_MS), NULL);
-	return r ? r : fiber_sleep_until(env_in_ms(bundles->env, COLLECT_PAUSE_MS));
+	return visit(round, &place);
+}
+
+/* Bundles that the store alone has: of the writer of the first slot nothing came into the index. */
+static int visit_unknown(struct round *round, const struct place *place)
+{
+	_cleanup_(cleanup_mem) struct bundle_walk *walk = calloc(1, sizeof(*walk));
+	struct row_bundle row;
+	int r = 0;
+
+	if (!walk)
+		return no_memory(round->e);
+	/* of the tenant's, "t/<tenant>/b/": without the name that stands for all */
+	(void)snprintf(walk->prefix, sizeof(walk->prefix), "%.*s",
+		       (int)strlen(place->prefix) - (round->only.len ? 0 : (int)strlen(ANY_BUNDLE "/")), place->prefix);
+	while (!r && !(r = bundle_walk_next(round->bundles, walk, round->deadline_ns, round->e))) {
+		r = row_read_bundle(round->bundles, &walk->place, &row, round->deadline_ns, round->e);
+		if (r == ROW_ABSENT)
+			r = visit(round, &walk->place);
+	}
+	bundle_walk_fini(walk);
+	return r == WALK_ENDED ? 0 : r;
+}
+
+int tend_sweep(struct bundles *bundles)
+{
+	struct round round = { .bundles = bundles };
+	int r = 0;
+
+	if (env_now(bundles->env) < bundles->sweep_ns)
+		return 0;
+	for (int i = 0; !r && i < SWEEP_BUNDLES; i++) {
+		r = bundle_walk_next(bundles, &bundles->sweep, env_in_ms(bundles->env, COLLECT_BUNDLE_MS), NULL);
+		if (!r)
+			r = visit(&round, &bundles->sweep.place);
+	}
+	if (r == WALK_ENDED) {
+		bundles->sweep.key[0] = 0;
+		bundles->sweep_ns = env_in_ms(bundles->env, SWEEP_MS);
+		r = 0;
+	}
+	return r;
 }
 
 int bundles_collect(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t deadline_ns,
@@ -214,10 +271,12 @@ int bundles_collect(struct bundles *bundles, struct view tenant, struct view bun
 	const struct row_key prefix = tenant_prefix('b', tenant);
 	struct place place;
 
-	int r = place_init(tenant, bundle.len ? bundle : view_str("-"), &place, e); /* checks the names */
+	int r = place_init(tenant, bundle.len ? bundle : view_str(ANY_BUNDLE), &place, e); /* checks the names */
 	if (r)
 		return r;
-	r = rows_each(bundles, row_key_view(&prefix), (struct view){ 0 }, visit, &round, deadline_ns, e);
+	r = rows_each(bundles, row_key_view(&prefix), (struct view){ 0 }, visit_row, &round, deadline_ns, e);
+	if (!r)
+		r = visit_unknown(&round, &place);
 	if (!r && bundle.len && !round.counts.bundles)
 		r = error_set(e, -ENOENT, "there is no bundle %.*s", (int)bundle.len, (const char *)bundle.ptr);
 	if (!r)
@@ -234,9 +293,10 @@ static int collect_rounds(void *arg)
 		struct round round = { .bundles = bundles };
 		uint64_t deadline_ns = env_in_ms(bundles->env, COLLECT_LEASE_MS);
 
-		if (lease_hold(bundles, COLLECT_KEY, COLLECT_LEASE_MS, deadline_ns, NULL) == 0)
-			(void)rows_each(bundles, view_str("b/"), (struct view){ 0 }, visit, &round,
-					env_in_ms(bundles->env, COLLECT_BUNDLE_MS), NULL);
+		if (lease_hold(bundles, COLLECT_KEY, COLLECT_LEASE_MS, deadline_ns, NULL) == 0 &&
+		    rows_each(bundles, view_str("b/"), (struct view){ 0 }, visit_row, &round,
+			      env_in_ms(bundles->env, COLLECT_BUNDLE_MS), NULL) == 0)
+			(void)tend_sweep(bundles);
 		r = fiber_sleep_until(env_in_ms(bundles->env, COLLECT_ROUND_MS));
 	}
 	return 0;

@@ -545,8 +545,8 @@ static bool has_key(const struct buf *keys, const char *key)
 	return false;
 }
 
-/* After a rebuild each slot has come to an end: a root or a tombstone. */
-static void judge_slots(struct history *h)
+/* Where nobody saves each slot has come to an end by now: a root or a tombstone. */
+static void judge_slots(struct history *h, const char *when)
 {
 	struct person *person = person_born(h, 0);
 	_cleanup_(buf_fini) struct buf keys = { 0 };
@@ -562,7 +562,7 @@ static void judge_slots(struct history *h)
 			continue;
 		snprintf(root, sizeof(root), "%.*sroot", (int)(n - 4), at);
 		if (!has_key(&keys, root))
-			history_fail(h, "%s has no root after a rebuild", at);
+			history_fail(h, "%s has no root after %s", at, when);
 	}
 	person_gone(person);
 }
@@ -739,6 +739,8 @@ static int judge_space(struct history *h)
 		history_fail(h, "collection does not understand %" PRIu64 " objects, and all are ours", unclear);
 	if (r)
 		history_fail(h, "n0 does not collect in a healthy world: %s", error_name(r));
+	if (!r)
+		judge_slots(h, "a collection");
 	stored = r ? 0 : pack_bytes(h, person->env);
 	if (!r && stored > live)
 		history_fail(h, "the store has %" PRIu64 " bytes of packs, versions name %" PRIu64, stored, live);
@@ -772,7 +774,7 @@ static int judge_all(struct history *h)
 		history_fail(h, "the rebuilt index differs: %.*s -- before: %.*s", (int)after.len, (char *)after.ptr,
 			     (int)before.len, (char *)before.ptr);
 	if (!r)
-		judge_slots(h);
+		judge_slots(h, "a rebuild");
 	return r;
 }
 
