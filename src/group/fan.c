@@ -26,17 +26,31 @@ bool fan_lost(const struct fan_call *call)
 	return call->result == -EHOSTDOWN || call->result == -ETIMEDOUT;
 }
 
+void fan_one(struct groups *groups, enum msg_type type, struct fan_call *call, uint64_t deadline_ns)
+{
+	uint64_t begun_ns = env_now(groups->env);
+
+	call->result = cluster_call(groups->cluster, call->node, type, view_buf(&call->body), deadline_ns,
+				    &call->answer, &call->error);
+	call->took_ns = env_now(groups->env) - begun_ns;
+	call->over = true;
+}
+
+int fan_failed(const struct fan_call *call, struct error *e)
+{
+	if (call->result == -EHOSTDOWN)
+		return error_set(e, -ERR_ENODE, "node %s was lost: %s", call->node, call->error.text);
+	return error_set(e, call->result, "node %s: %s", call->node,
+			 call->error.code ? call->error.text : error_meaning(call->result));
+}
+
 static int run_branch(void *arg)
 {
 	struct fan_branch *branch = arg;
 	struct fan *fan = branch->fan;
 	struct fan_call *call = branch->call;
 
-	uint64_t begun_ns = env_now(fan->groups->env);
-	call->result = cluster_call(fan->groups->cluster, call->node, fan->type, view_buf(&call->body),
-				    fan->deadline_ns, &call->answer, &call->error);
-	call->took_ns = env_now(fan->groups->env) - begun_ns;
-	call->over = true;
+	fan_one(fan->groups, fan->type, call, fan->deadline_ns);
 	if (fan->survives && fan_lost(call))
 		return 0;
 	if (call->result < 0 && !fan->first_failed) { /* later ones: cancelled because of it */
@@ -67,14 +81,8 @@ static int fan_run(struct fan *fan, struct fan_call *calls, size_t n)
 static int run_strictly(struct fan *fan, struct fan_call *calls, size_t n, struct error *e)
 {
 	int r = fan_run(fan, calls, n);
-	struct fan_call *failed = fan->first_failed;
 
-	if (r || !failed)
-		return r;
-	if (failed->result == -EHOSTDOWN)
-		return error_set(e, -ERR_ENODE, "node %s was lost: %s", failed->node, failed->error.text);
-	return error_set(e, failed->result, "node %s: %s", failed->node,
-			 failed->error.code ? failed->error.text : error_meaning(failed->result));
+	return r || !fan->first_failed ? r : fan_failed(fan->first_failed, e);
 }
 
 int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,

@@ -194,6 +194,9 @@ int fan_out(struct groups *groups, enum msg_type type, struct fan_call *calls, s
 int fan_survive(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns,
 		struct error *e);
 bool fan_lost(const struct fan_call *call);
+/* One of them alone, in this fiber; and its failure in words. */
+void fan_one(struct groups *groups, enum msg_type type, struct fan_call *call, uint64_t deadline_ns);
+int fan_failed(const struct fan_call *call, struct error *e);
 /* As fan_out, but a failure does not stop the others and is not one: for telling everybody something. */
 void fan_tell(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns);
 struct fan_call *fan_new(size_t n);
@@ -403,14 +406,38 @@ int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t 
 int save_publish_end(struct csave *save, uint64_t deadline_ns, struct error *e);
 void publishing_free(struct publishing *publishing); /* accepts NULL */
 
-/* ---- watch.c: while packs are being written, a slow node's are taken back ---- */
+/* ---- packs.c: which blocks are written, by which node, in which packs ------------------------------------------------------ */
 
+struct packs;
+struct packs *packs_new(struct csave *save, struct version *version); /* both outlive it; NULL: no memory */
+void packs_free(struct packs *packs);				      /* accepts NULL */
+/* Has the blocks from @first to before @last written; each once. When a node is lost or slow, by others that hold the same. */
+int packs_write(struct packs *packs, size_t first, size_t last, uint64_t deadline_ns, struct error *e);
+int packs_list(struct packs *packs); /* in the version, with the places of its blocks: when all are written */
+
+/* ---- watch.c: packs under way, of which a slow node's are taken back --------------------------------------------------------- */
+
+struct upload {
+	struct fan_call call; /* G_UPLOAD. index: the node's; bytes: the pack's */
+	size_t pack;	      /* the caller's */
+	bool may_move;	      /* others could write it */
+	bool given_up;	      /* out: it was taken back, and its node is slow */
+	struct uploads *all;  /* watch.c's, as the rest: */
+	uint64_t begun_ns;
+	unsigned batch; /* of its node */
+	bool told;
+};
+struct uploads;
+void upload_free(struct upload *upload);			       /* accepts NULL */
+struct uploads *uploads_new(struct csave *save, uint64_t deadline_ns); /* NULL: no memory */
+void uploads_free(struct uploads *uploads);			       /* stops what is under way */
+/* It is under way then; taken over whatever comes back. */
+int uploads_begin(struct uploads *uploads, struct upload **upload);
 /*
- * Has @calls made, G_UPLOADs of @save, and meanwhile looks how far the nodes are. What is given up ends as an answer that says so, and its
- * node counts as slow. @may_move[i]: others could write the pack of call i. Else as fan_survive().
+ * Waits for one that ends: *@ret, which stays theirs; NULL: none is under way any more. That its node was lost is in its call, any other
+ * failure is returned, with the node's name before its words.
  */
-int watch_uploads(struct csave *save, struct fan_call *calls, const bool *may_move, size_t n, uint64_t deadline_ns,
-		  struct error *e);
+int uploads_next(struct uploads *uploads, struct upload **ret, struct error *e);
 
 /* ---- through.c ------------------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 #include "group/pace.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "env/loop.h"
@@ -24,11 +25,13 @@ static uint64_t pace_now(const struct pace *pace, const struct pace_node *node)
 {
 	unsigned now = pace->looks % (PACE_LOOKS + 1), then = (pace->looks + 1) % (PACE_LOOKS + 1);
 
+	uint64_t since_ns = pace->at_ns[then] > node->begun_ns ? pace->at_ns[then] : node->begun_ns;
+
 	if (node->took_ns)
 		return pace_of(node->bytes, node->took_ns, node->rate);
 	if (node->done[now] == node->bytes)
-		return pace_of(node->bytes, pace->at_ns[now] - pace->begun_ns, node->rate);
-	return pace_of(node->done[now] - node->done[then], pace->at_ns[now] - pace->at_ns[then], node->rate);
+		return pace_of(node->bytes, pace->at_ns[now] - node->begun_ns, node->rate);
+	return pace_of(node->done[now] - node->done[then], pace->at_ns[now] - since_ns, node->rate);
 }
 
 static int by_pace(const void *a, const void *b)
@@ -48,6 +51,28 @@ static uint64_t others_pace(const struct pace *pace, const struct pace_node *nod
 	return pace->sorted[node->pace <= pace->sorted[middle] ? middle + 1 : middle];
 }
 
+void pace_begin(struct pace *pace, size_t i, uint64_t now_ns)
+{
+	struct pace_node *node = &pace->nodes[i];
+
+	CHECK(i < pace->n);
+	node->begun_ns = now_ns;
+	node->took_ns = 0;
+	node->looks = 0;
+	memset(node->done, 0, sizeof(node->done));
+}
+
+/* What it has done, at this look. A part of what it had to write may have been taken from it. */
+static void note_done(struct pace_node *node, uint64_t done, unsigned before, unsigned now)
+{
+	for (unsigned i = 0; i <= PACE_LOOKS; i++)
+		if (node->done[i] > node->bytes)
+			node->done[i] = node->bytes;
+	done = done < node->bytes ? done : node->bytes;
+	node->done[now] = done > node->done[before] ? done : node->done[before];
+	node->looks++;
+}
+
 void pace_look(struct pace *pace, const uint64_t *done, uint64_t now_ns)
 {
 	unsigned before = pace->looks % (PACE_LOOKS + 1), now = (pace->looks + 1) % (PACE_LOOKS + 1);
@@ -59,13 +84,16 @@ void pace_look(struct pace *pace, const uint64_t *done, uint64_t now_ns)
 	pace->n_sorted = 0;
 	for (size_t i = 0; i < pace->n; i++) {
 		struct pace_node *node = &pace->nodes[i];
-		uint64_t bytes = done[i] < node->bytes ? done[i] : node->bytes;
 
-		node->done[now] = bytes > node->done[before] ? bytes : node->done[before];
+		note_done(node, done[i], before, now);
 		if (!counts(node))
 			continue;
-		node->pace = pace_now(pace, node);
-		pace->sorted[pace->n_sorted++] = node->pace;
+		if (node->took_ns || node->looks >= PACE_LOOKS) {
+			node->pace = pace_now(pace, node);
+			node->known = true;
+		}
+		if (node->known)
+			pace->sorted[pace->n_sorted++] = node->pace;
 	}
 	qsort(pace->sorted, pace->n_sorted, sizeof(*pace->sorted), by_pace);
 }
@@ -75,7 +103,7 @@ bool pace_is_slow(const struct pace *pace, size_t i)
 	const struct pace_node *node = &pace->nodes[i];
 
 	CHECK(i < pace->n);
-	if (pace->looks < PACE_LOOKS || !counts(node) || node->took_ns)
+	if (node->looks < PACE_LOOKS || !counts(node) || node->took_ns)
 		return false;
 	return node->pace < others_pace(pace, node) / PACE_PART;
 }

@@ -4,6 +4,7 @@
  * A node's pace is what it writes against the rate that the plan counted with. It is compared with the pace of the others that write
  * at the same time, or have written: so a store that is slow for all makes no node slow, and planned rates that nobody knows
  * are good enough. A pace is taken over the last PACE_LOOKS looks; what has no byte left to write, but is not durable, by its whole time.
+ * A node that had written all and is given more begins anew: until it has been looked at so often again, what it came to before counts.
  */
 #pragma once
 
@@ -18,10 +19,13 @@
 struct pace_node {
 	uint64_t
 		rate; /* that the plan counts with, bytes per s; 0: it is not looked at, nor are others compared with it */
-	uint64_t bytes;		       /* that it has to write */
+	uint64_t bytes;		       /* that it has to write; 0 likewise */
 	uint64_t done[PACE_LOOKS + 1]; /* of these, at the last looks: a ring */
-	uint64_t took_ns;	       /* all was durable after that time; 0: not yet */
-	uint64_t pace;		       /* at the last look, in millionths of the rate; at most all of it */
+	uint64_t begun_ns;
+	uint64_t took_ns; /* all was durable after that time; 0: not yet */
+	uint64_t pace;	  /* in millionths of the rate; at most all of it */
+	unsigned looks;	  /* since it began */
+	bool known;	  /* the pace is: it has ended once, or was looked at often enough */
 };
 
 struct pace {
@@ -33,6 +37,8 @@ struct pace {
 	unsigned looks;			/* so far */
 };
 
+/* It begins to write, the first time or anew; how much, the caller keeps in its bytes. */
+void pace_begin(struct pace *pace, size_t node, uint64_t now_ns);
 /* A look at @now_ns: @done per node, which never falls here, whatever the nodes say. */
 void pace_look(struct pace *pace, const uint64_t *done, uint64_t now_ns);
 /* What was seen so far says that it is slow. */

@@ -26,6 +26,8 @@ static void race_begin(struct race *race, uint64_t bytes)
 		race->nodes[i] = (struct pace_node){ .rate = RATE, .bytes = bytes };
 	race->pace =
 		(struct pace){ .nodes = race->nodes, .sorted = race->sorted, .n = NODES, .begun_ns = 77 * NS_PER_S };
+	for (size_t i = 0; i < NODES; i++)
+		pace_begin(&race->pace, i, race->pace.begun_ns);
 }
 
 /* So many looks, between which the nodes write so many bytes. */
@@ -209,6 +211,67 @@ static void what_a_node_says_never_falls(void **state)
 	assert_int_equal(n_slow(&race), 0);
 }
 
+/* It had ended, waited, and is given what others did not write: neither its rest nor its first second is held against it. */
+static void who_is_given_more_begins_anew(void **state)
+{
+	const uint64_t steps[NODES] = { 40 * MB, 40 * MB, 40 * MB, 40 * MB },
+		       others[NODES] = { 40 * MB, 0, 40 * MB, 40 * MB };
+	struct race race;
+
+	race_begin(&race, 1000 * MB);
+	race.nodes[1].bytes = 40 * MB;
+	race_on(&race, 1, steps);
+	race.nodes[1].took_ns = LOOK_NS;
+	race_on(&race, 10, others);
+	race.nodes[1].bytes = 200 * MB;
+	race.done[1] = 0;
+	pace_begin(&race.pace, 1, race.pace.begun_ns + 11 * LOOK_NS + LOOK_NS / 2);
+	race_on(&race, PACE_LOOKS - 1, others);
+	assert_int_equal(n_slow(&race), 0);
+	assert_true(race.nodes[1].pace > 0);
+	race_on(&race, 1, others); /* but two of nothing are */
+	assert_int_equal(n_slow(&race), 1);
+	assert_true(pace_is_slow(&race.pace, 1) && pace_is_hopeless(&race.pace, 1));
+	race_on(&race, 4, steps);
+	assert_int_equal(n_slow(&race), 0);
+}
+
+/* Half of what it had to write is taken from it. */
+static void who_is_relieved_has_less_to_write(void **state)
+{
+	const uint64_t steps[NODES] = { 40 * MB, 40 * MB, 40 * MB, 40 * MB };
+	struct race race;
+
+	race_begin(&race, 1000 * MB);
+	race_on(&race, 5, steps);
+	race.nodes[1].bytes = 100 * MB;
+	race.done[1] = 100 * MB;
+	race_on(&race, 1, (const uint64_t[NODES]){ 40 * MB, 0, 40 * MB, 40 * MB });
+	assert_int_equal(n_slow(&race), 0);
+	assert_false(pace_is_hopeless(&race.pace, 1));
+}
+
+/* Before it is known what it comes to nobody is compared with it. */
+static void who_comes_later_is_no_measure_at_first(void **state)
+{
+	const uint64_t steps[NODES] = { 3 * MB, 3 * MB, 40 * MB, 0 };
+	struct race race;
+
+	race_begin(&race, 1000 * MB);
+	race.nodes[0].rate = race.nodes[1].rate =
+		RATE / 13; /* on time, as is the third; the fourth begins two seconds later */
+	race.nodes[3].bytes = 0;
+	race_on(&race, PACE_LOOKS, steps);
+	assert_int_equal(n_slow(&race), 0);
+	race.nodes[3].bytes = 1000 * MB;
+	pace_begin(&race.pace, 3, race.pace.begun_ns + PACE_LOOKS * LOOK_NS);
+	race_on(&race, 1, steps);
+	assert_int_equal(race.pace.n_sorted, 3);
+	race_on(&race, PACE_LOOKS - 1, steps);
+	assert_int_equal(race.pace.n_sorted, 4);
+	assert_true(pace_is_slow(&race.pace, 3));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -224,6 +287,9 @@ int main(void)
 		cmocka_unit_test(what_is_nearly_done_is_waited_for),
 		cmocka_unit_test(half_of_the_nodes_may_be_slow),
 		cmocka_unit_test(what_a_node_says_never_falls),
+		cmocka_unit_test(who_is_given_more_begins_anew),
+		cmocka_unit_test(who_is_relieved_has_less_to_write),
+		cmocka_unit_test(who_comes_later_is_no_measure_at_first),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,12 @@
 /*
- * group/watch.c: while packs are being written: which nodes are slow at it, and what they write is taken back for others.
+ * group/watch.c: packs that are being written, each by a call in a fiber of its own; which nodes are slow at it, and what they write is
+ * taken back for others.
  *
  * The nodes under way are asked at each look how much the store has taken of theirs (G_PACE); pace.h judges. A slow node is named, once. Its packs
  * are given up if others hold most of what is in them and will be faster, even though they begin anew: a pack is written whole. Who
  * has no other is waited for. The order that is taken back ends with an answer; a pack that was finished all the same counts, if the
- * answer says so, else nothing names it and it is collected.
+ * answer says so, else nothing names it and it is collected. What a node is given while it writes counts with what it has; what it is
+ * given later is a batch of its own.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,90 +17,132 @@
 #include "group/inside.h"
 #include "group/pace.h"
 
-struct watch {
+struct uploads {
 	struct csave *save;
-	struct fan_call *uploads;
-	const bool *may_move; /* per upload */
+	uint64_t deadline_ns;
+	struct upload **all;
 	size_t n;
-	struct pace pace;
-	uint64_t *done; /* per node of the recipe */
+	struct nursery nursery, watching; /* who watches may fail for want of memory, and the packs go on */
+	struct waitplace ended;
+	bool watched;
+	struct pace pace; /* and per node of the recipe: */
+	uint64_t *done;
+	unsigned *batch; /* the last one */
 	bool *asked, *may_give;
 };
 
-static void watch_fini(struct watch *watch)
+void upload_free(struct upload *upload)
 {
-	free(watch->pace.nodes);
-	free(watch->pace.sorted);
-	free(watch->done);
-	free(watch->asked);
-	free(watch->may_give);
+	if (!upload)
+		return;
+	buf_fini(&upload->call.body);
+	buf_fini(&upload->call.answer);
+	free(upload);
 }
 
-static int watch_init(struct watch *watch)
+void uploads_free(struct uploads *uploads)
 {
-	const struct recipe *recipe = watch->save->recipe;
-	struct pace *pace = &watch->pace;
-
-	pace->n = recipe->n_nodes;
-	pace->begun_ns = env_now(watch->save->group->groups->env);
-	pace->nodes = calloc(pace->n + 1, sizeof(*pace->nodes));
-	pace->sorted = calloc(pace->n + 1, sizeof(*pace->sorted));
-	watch->done = calloc(pace->n + 1, sizeof(*watch->done));
-	watch->asked = calloc(pace->n + 1, sizeof(*watch->asked));
-	watch->may_give = calloc(pace->n + 1, sizeof(*watch->may_give));
-	if (!pace->nodes || !pace->sorted || !watch->done || !watch->asked || !watch->may_give)
-		return -ENOMEM;
-	for (size_t i = 0; i < watch->n; i++) {
-		struct pace_node *node = &pace->nodes[watch->uploads[i].index];
-
-		node->rate = recipe->plan_nodes[watch->uploads[i].index].store_rate;
-		node->bytes += watch->uploads[i].bytes;
-	}
-	return 0;
+	if (!uploads)
+		return;
+	nursery_fini(&uploads->watching);
+	nursery_fini(&uploads->nursery);
+	for (size_t i = 0; i < uploads->n; i++)
+		upload_free(uploads->all[i]);
+	free(uploads->all);
+	free(uploads->pace.nodes);
+	free(uploads->pace.sorted);
+	free(uploads->done);
+	free(uploads->batch);
+	free(uploads->asked);
+	free(uploads->may_give);
+	free(uploads);
 }
 
-/* Whom to ask, what ended, and who is out: a node that is lost is nobody's measure. */
-static void take_ends(struct watch *watch)
+struct uploads *uploads_new(struct csave *save, uint64_t deadline_ns)
 {
-	for (size_t i = 0; i < watch->pace.n; i++) {
-		watch->done[i] = 0;
-		watch->asked[i] = false;
-		watch->may_give[i] = true;
-	}
-	for (size_t i = 0; i < watch->n; i++) {
-		const struct fan_call *upload = &watch->uploads[i];
-		struct pace_node *node = &watch->pace.nodes[upload->index];
+	struct uploads *uploads = calloc(1, sizeof(*uploads));
+	struct env *env = save->group->groups->env;
+	size_t n = save->recipe->n_nodes;
 
-		if (!upload->over) {
-			watch->asked[upload->index] = true;
-			watch->may_give[upload->index] &= watch->may_move[i];
-		} else if (upload->result) {
-			node->rate = 0;
-		} else {
-			watch->done[upload->index] += upload->bytes;
-		}
+	if (!uploads)
+		return NULL;
+	uploads->save = save;
+	uploads->deadline_ns = deadline_ns;
+	nursery_init(&uploads->nursery, env->loop);
+	nursery_init(&uploads->watching, env->loop);
+	waitplace_init(&uploads->ended);
+	uploads->pace = (struct pace){ .nodes = calloc(n + 1, sizeof(struct pace_node)),
+				       .sorted = calloc(n + 1, sizeof(uint64_t)),
+				       .n = n,
+				       .begun_ns = env_now(env) };
+	uploads->done = calloc(n + 1, sizeof(*uploads->done));
+	uploads->batch = calloc(n + 1, sizeof(*uploads->batch));
+	uploads->asked = calloc(n + 1, sizeof(*uploads->asked));
+	uploads->may_give = calloc(n + 1, sizeof(*uploads->may_give));
+	if (!uploads->pace.nodes || !uploads->pace.sorted || !uploads->done || !uploads->batch || !uploads->asked ||
+	    !uploads->may_give) {
+		uploads_free(uploads);
+		return NULL;
 	}
-	for (size_t i = 0; i < watch->n; i++) { /* of several packs of a node the last counts */
-		const struct fan_call *upload = &watch->uploads[i];
-		struct pace_node *node = &watch->pace.nodes[upload->index];
+	for (size_t i = 0; i < n; i++)
+		uploads->pace.nodes[i].rate = save->recipe->plan_nodes[i].store_rate;
+	return uploads;
+}
 
-		if (!watch->asked[upload->index] && upload->took_ns > node->took_ns)
-			node->took_ns = upload->took_ns;
+/* ---- looks -------------------------------------------------------------------------------------------------------------- */
+
+/* What an upload says of its node: what it has to write, has written, and whether it is to be asked. */
+static void take_upload(struct uploads *uploads, const struct upload *upload)
+{
+	size_t i = upload->call.index;
+	struct pace_node *node = &uploads->pace.nodes[i];
+
+	if (upload->call.over && upload->call.result) { /* a node that is lost is nobody's measure */
+		node->rate = 0;
+		return;
 	}
+	if (upload->batch != uploads->batch[i] || upload->given_up)
+		return;
+	node->bytes += upload->call.bytes;
+	if (upload->call.over) {
+		uint64_t took_ns = upload->begun_ns + upload->call.took_ns - node->begun_ns;
+
+		uploads->done[i] += upload->call.bytes;
+		node->took_ns = took_ns > node->took_ns ? took_ns :
+							  node->took_ns; /* of several packs the last counts */
+		return;
+	}
+	uploads->asked[i] = true;
+	uploads->may_give[i] &= upload->may_move;
+}
+
+static void take_uploads(struct uploads *uploads)
+{
+	for (size_t i = 0; i < uploads->pace.n; i++) {
+		uploads->pace.nodes[i].bytes = uploads->pace.nodes[i].took_ns = 0;
+		uploads->done[i] = 0;
+		uploads->asked[i] = false;
+		uploads->may_give[i] = true;
+	}
+	for (size_t i = 0; i < uploads->n; i++)
+		take_upload(uploads, uploads->all[i]);
+	for (size_t i = 0; i < uploads->pace.n; i++)
+		if (uploads->asked[i])
+			uploads->pace.nodes[i].took_ns = 0;
 }
 
 /* Who does not answer until the next look is due has written nothing that is known of. */
-static int ask(struct watch *watch, const bool *whom, bool give_up, uint64_t limit_ms)
+static int ask(struct uploads *uploads, const bool *whom, bool give_up, uint64_t limit_ms)
 {
-	struct csave *save = watch->save;
+	struct csave *save = uploads->save;
 	struct groups *groups = save->group->groups;
 	const struct msg_g_pace msg = { .save_id = save->save_id, .epoch = save->group->epoch, .give_up = give_up };
-	struct fan_call *calls = fan_new(watch->pace.n);
+	struct fan_call *calls = fan_new(uploads->pace.n);
 	struct msg_g_pace_reply reply;
 	size_t n = 0;
 	int r = calls ? 0 : -ENOMEM;
 
-	for (size_t i = 0; !r && i < watch->pace.n; i++) {
+	for (size_t i = 0; !r && i < uploads->pace.n; i++) {
 		if (!whom[i])
 			continue;
 		calls[n].node = save->recipe->nodes[i];
@@ -109,7 +153,7 @@ static int ask(struct watch *watch, const bool *whom, bool give_up, uint64_t lim
 		fan_tell(groups, MSG_G_PACE, calls, n, env_in_ms(groups->env, limit_ms));
 	for (size_t i = 0; !r && i < n; i++)
 		if (calls[i].over && !calls[i].result && !msg_g_pace_reply_decode(view_buf(&calls[i].answer), &reply))
-			watch->done[calls[i].index] += reply.bytes;
+			uploads->done[calls[i].index] += reply.bytes;
 	fan_free(calls, n);
 	return r;
 }
@@ -130,63 +174,129 @@ static void name_slow(struct csave *save, size_t node, bool gives)
 }
 
 /* Names those that are slow, and has given up what others can write sooner. */
-static int judge(struct watch *watch)
+static int judge(struct uploads *uploads)
 {
-	const struct pace *pace = &watch->pace;
+	const struct pace *pace = &uploads->pace;
 	bool any = false;
 
 	for (size_t i = 0; i < pace->n; i++) {
-		bool gives = watch->asked[i] && watch->may_give[i] && pace_is_hopeless(pace, i);
+		bool gives = uploads->asked[i] && uploads->may_give[i] && pace_is_hopeless(pace, i);
 
-		if (watch->asked[i] && pace_is_slow(pace, i))
-			name_slow(watch->save, i, gives);
-		watch->asked[i] = gives;
+		if (uploads->asked[i] && pace_is_slow(pace, i))
+			name_slow(uploads->save, i, gives);
+		uploads->asked[i] = gives;
 		any |= gives;
 	}
-	return any ? ask(watch, watch->asked, true, SETTLE_MS) : 0;
+	return any ? ask(uploads, uploads->asked, true, SETTLE_MS) : 0;
 }
 
-static int watch_run(void *arg)
+static int watch(void *arg)
 {
-	struct watch *watch = arg;
-	struct env *env = watch->save->group->groups->env;
+	struct uploads *uploads = arg;
+	struct env *env = uploads->save->group->groups->env;
 	int r = fiber_sleep_until(env_in_ms(env, PACE_LOOK_MS));
 
 	while (!r) {
-		take_ends(watch);
-		r = ask(watch, watch->asked, false, PACE_LOOK_MS);
+		take_uploads(uploads);
+		r = ask(uploads, uploads->asked, false, PACE_LOOK_MS);
 		if (r)
 			break;
-		pace_look(&watch->pace, watch->done, env_now(env));
-		r = judge(watch);
+		pace_look(&uploads->pace, uploads->done, env_now(env));
+		r = judge(uploads);
 		if (!r)
 			r = fiber_sleep_until(env_in_ms(env, PACE_LOOK_MS));
 	}
 	return r;
 }
 
-/* There is somebody to compare with. */
-static bool is_race(const struct watch *watch)
+/* ---- uploads ------------------------------------------------------------------------------------------------------------ */
+
+static int upload_run(void *arg)
 {
-	for (size_t i = 1; i < watch->n; i++)
-		if (watch->uploads[i].index != watch->uploads[0].index)
+	struct upload *upload = arg;
+	struct uploads *uploads = upload->all;
+	struct csave *save = uploads->save;
+	struct fan_call *call = &upload->call;
+	struct msg_g_pace_reply reply = { 0 };
+
+	fan_one(save->group->groups, MSG_G_UPLOAD, call, uploads->deadline_ns);
+	if (!call->result)
+		call->result = msg_g_pace_reply_decode(view_buf(&call->answer), &reply);
+	upload->given_up = !call->result && reply.given_up;
+	trace_calls(save, STATION_PACKS, call, 1);
+	wake_all(&uploads->ended);
+	return 0;
+}
+
+static bool is_under_way(const struct uploads *uploads, size_t node)
+{
+	for (size_t i = 0; i < uploads->n; i++)
+		if (uploads->all[i]->call.index == node && !uploads->all[i]->call.over)
 			return true;
 	return false;
 }
 
-int watch_uploads(struct csave *save, struct fan_call *calls, const bool *may_move, size_t n, uint64_t deadline_ns,
-		  struct error *e)
+/* The pace of one node alone says nothing. */
+static int watch_race(struct uploads *uploads)
 {
-	_cleanup_(watch_fini) struct watch watch = { .save = save, .uploads = calls, .may_move = may_move, .n = n };
-	struct groups *groups = save->group->groups;
-	struct nursery nursery;
-	int r = watch_init(&watch);
+	if (uploads->watched || uploads->all[uploads->n - 1]->call.index == uploads->all[0]->call.index)
+		return 0;
+	uploads->watched = true;
+	return fiber_start(&uploads->watching, "pace", watch, uploads);
+}
 
-	nursery_init(&nursery, groups->env->loop);
-	if (!r && is_race(&watch))
-		r = fiber_start(&nursery, "pace", watch_run, &watch);
-	if (!r)
-		r = fan_survive(groups, MSG_G_UPLOAD, calls, n, deadline_ns, e);
-	nursery_fini(&nursery);
-	return r;
+static int keep_upload(struct uploads *uploads, struct upload *upload)
+{
+	bool grow = !(uploads->n & (uploads->n - 1)); /* full at powers of two */
+	void *all = grow ? reallocarray(uploads->all, uploads->n ? 2 * uploads->n : 1, sizeof(*uploads->all)) :
+			   uploads->all;
+
+	if (!all)
+		return -ENOMEM;
+	uploads->all = all;
+	uploads->all[uploads->n++] = upload;
+	return 0;
+}
+
+int uploads_begin(struct uploads *uploads, struct upload **upload)
+{
+	struct upload *begun = TAKE(*upload);
+	size_t node = begun->call.index;
+
+	begun->all = uploads;
+	begun->begun_ns = env_now(uploads->save->group->groups->env);
+	if (!is_under_way(uploads, node)) {
+		uploads->batch[node]++;
+		pace_begin(&uploads->pace, node, begun->begun_ns);
+	}
+	begun->batch = uploads->batch[node];
+	int r = keep_upload(uploads, begun);
+	if (r) {
+		upload_free(begun);
+		return r;
+	}
+	r = fiber_start(&uploads->nursery, "upload", upload_run, begun);
+	return r ? r : watch_race(uploads);
+}
+
+int uploads_next(struct uploads *uploads, struct upload **ret, struct error *e)
+{
+	for (;;) {
+		bool some = false;
+
+		for (size_t i = 0; i < uploads->n; i++) {
+			struct upload *upload = uploads->all[i];
+
+			some |= !upload->call.over;
+			if (!upload->call.over || upload->told)
+				continue;
+			upload->told = true;
+			*ret = upload;
+			return upload->call.result && !fan_lost(&upload->call) ? fan_failed(&upload->call, e) : 0;
+		}
+		*ret = NULL;
+		int r = some ? wait_at(&uploads->ended, uploads->deadline_ns + NS_PER_S) : 0;
+		if (r || !some)
+			return r;
+	}
 }

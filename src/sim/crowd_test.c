@@ -276,15 +276,21 @@ enum { SLOW_RANKS = 3, SLOW_PART = 16 * MIB };
 #define BRISK_NS   (6 * NS_PER_S)    /* 2.1 s, in which it is found out; then others write half of its part each */
 #define LAZY_NS	   (40 * NS_PER_S)
 #define TIRED_RATE (BRISK_RATE / 10) /* the pieces that are being written when it ends last 1.3 s */
+#define CALM_RATE  (BRISK_RATE / 3)  /* 6.3 s: not slow, and long at it */
+#define TAKEN_NS   (4 * NS_PER_S)    /* by then what is taken from a slow node has gone elsewhere */
 
 static struct laziness {
 	uint32_t copies;
 	bool lazy[SLOW_RANKS];	/* nodes */
+	bool calm[SLOW_RANKS];	/* nodes */
 	bool briefly;		/* just the first pieces */
 	uint64_t part;		/* bytes of a rank */
 	uint64_t took_ns, slow; /* out: from captured on; how many nodes were named */
-	bool begun;
+	unsigned begun;		/* packs */
+	uint64_t first_begun_ns, last_begun_ns;
 } laziness;
+
+static struct crowd *lazy_crowd;
 
 static uint64_t stat_of(const struct core_stats *stats, const char *name)
 {
@@ -317,9 +323,13 @@ static int save_and_look(struct crowd_rank *rank)
 	return r;
 }
 
-static void note_first_pack(enum point point)
+static void note_pack(enum point point)
 {
-	laziness.begun |= point == POINT_PACK_BEGUN;
+	if (point != POINT_PACK_BEGUN)
+		return;
+	laziness.last_begun_ns = env_now(lazy_crowd->nodes[0].env);
+	if (!laziness.begun++)
+		laziness.first_begun_ns = laziness.last_begun_ns;
 }
 
 static bool has_begun(struct crowd *crowd)
@@ -330,7 +340,8 @@ static bool has_begun(struct crowd *crowd)
 static void set_rates(struct crowd *crowd, bool all_brisk)
 {
 	for (unsigned i = 0; i < SLOW_RANKS; i++)
-		sim_env(crowd->nodes[i].env)->file_rate = !laziness.lazy[i] || all_brisk ? BRISK_RATE :
+		sim_env(crowd->nodes[i].env)->file_rate = laziness.calm[i]		 ? CALM_RATE :
+							  !laziness.lazy[i] || all_brisk ? BRISK_RATE :
 							  laziness.briefly		 ? TIRED_RATE :
 											   LAZY_RATE;
 }
@@ -350,8 +361,9 @@ static int lazy_story(struct crowd *crowd)
 	struct nursery nursery;
 
 	nursery_init(&nursery, crowd->world->loop);
+	lazy_crowd = crowd;
 	set_rates(crowd, false);
-	point_listen(note_first_pack);
+	point_listen(note_pack);
 	if (laziness.briefly)
 		assert_int_equal(fiber_start(&nursery, "wake", wake_up, crowd), 0);
 	crowd_work(crowd, &job);
@@ -377,6 +389,15 @@ static void what_a_slow_node_has_to_write_is_written_by_others(void **state)
 	play_lazily((struct laziness){ .copies = 2, .lazy = { [0] = true } }); /* it has the index, too */
 	assert_in_range(laziness.took_ns, 0, BRISK_NS);
 	assert_int_equal(laziness.slow, 1);
+}
+
+/* A third node is long at its own pack. Nobody waits for that before the others begin with what was taken back. */
+static void what_is_taken_from_a_slow_node_goes_elsewhere_at_once(void **state)
+{
+	play_lazily((struct laziness){ .copies = 2, .lazy = { [1] = true }, .calm = { [2] = true } });
+	assert_int_equal(laziness.slow, 1);
+	assert_in_range(laziness.begun, SLOW_RANKS + 1, SLOW_RANKS + 2);
+	assert_in_range(laziness.last_begun_ns - laziness.first_begun_ns, 2 * NS_PER_S, TAKEN_NS);
 }
 
 static void a_slow_node_whose_blocks_nobody_else_has_is_waited_for(void **state)
@@ -446,6 +467,7 @@ int main(void)
 		cmocka_unit_test(a_rank_that_never_offers_is_named),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
 		cmocka_unit_test(what_a_slow_node_has_to_write_is_written_by_others),
+		cmocka_unit_test(what_is_taken_from_a_slow_node_goes_elsewhere_at_once),
 		cmocka_unit_test(a_slow_node_whose_blocks_nobody_else_has_is_waited_for),
 		cmocka_unit_test(a_store_that_is_slow_makes_no_node_slow),
 		cmocka_unit_test(a_node_that_is_slow_for_a_second_is_not_named),
