@@ -44,7 +44,7 @@ struct control {
 	_Atomic int32_t error;	  /* an errno; 0: none fails */
 	_Atomic int32_t after;	  /* so many of those that are meant do not fail, */
 	_Atomic int32_t times;	  /* then so many do; -1: all */
-	_Atomic uint32_t slow_ms; /* each takes that long */
+	_Atomic uint32_t slow_ms; /* each takes that long, until it is 0 */
 	_Atomic uint32_t seen;	  /* of those that are meant */
 	_Atomic uint32_t failed;
 	uint32_t spare;
@@ -155,12 +155,15 @@ static int errno_of(enum kind kind)
 	return own > 0 ? own : kind == MEMORY ? ENOMEM : kind == SOCKET ? ECONNRESET : EIO;
 }
 
-static void sleep_ms(uint32_t ms)
+/* So long, or until it is healed. */
+static void dawdle(uint32_t ms)
 {
-	struct timespec left = { .tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000 };
+	for (; ms && atomic_load(&control->slow_ms); ms -= ms < 10 ? ms : 10) {
+		struct timespec left = { .tv_nsec = (long)(ms < 10 ? ms : 10) * 1000000 };
 
-	while (nanosleep(&left, &left) && errno == EINTR)
-		;
+		while (nanosleep(&left, &left) && errno == EINTR)
+			;
+	}
 }
 
 /* One of what is left; never below 0. */
@@ -190,7 +193,7 @@ static bool fails(enum kind kind, const char *path)
 	atomic_fetch_add(&control->seen, 1);
 	uint32_t slow_ms = atomic_load(&control->slow_ms);
 	if (slow_ms)
-		sleep_ms(slow_ms);
+		dawdle(slow_ms);
 	if (!counts_down())
 		return false;
 	atomic_fetch_add(&control->failed, 1);

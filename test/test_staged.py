@@ -101,3 +101,22 @@ def test_a_staged_version_needs_a_rank_of_its_group(cluster):
         with pytest.raises(forebay.Error) as caught:
             fb.open(bundle, "staged", group)
         assert caught.value.name == "ENOENT"
+
+
+def test_a_store_that_hangs_holds_up_neither_captures_nor_the_index(cluster):
+    """More calls than the daemon has workers hang in the store; hashes, copies and the index have workers of their own."""
+    n_hung = 20  # beyond the 16 workers that a daemon has at most
+    control = cluster.sick[0]
+    with cluster.connect() as fb:
+        job.good(job.ranks(cluster, 1, lambda group, rank: job.save(group, "before", 1, [("a", b"x", {})]).version))
+        control.slow("create", ms=3_600_000, path=f"{cluster.store}/.tmp")
+        groups = [fb.join(job.unique(), run="0", rank=0, size=1, timeout=job.LIMIT_S) for _ in range(n_hung + 1)]
+        hung = [begin(group, job.unique("hung"), 1, 0) for group in groups[:n_hung]]
+        job.until(lambda: control.seen >= 2, "no call hangs in the store")
+        saving = begin(groups[n_hung], job.unique("hung"), 1, 0)
+        saving.captured.wait(job.LIMIT_S)
+        saving.staged.wait(job.LIMIT_S)
+        assert "before" in [bundle.name for bundle in fb.list()]
+        control.heal()
+        for each in (*hung, saving):
+            each.durable.wait(job.LIMIT_S)
