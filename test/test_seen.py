@@ -426,3 +426,73 @@ def test_top_once_is_plain(three):
     shown = three.run("top", "--once").stdout
     assert "\033" not in shown and re.search(r"^NODE +STATE +CLIENTS +STOPPED +USED +POOL +CAPTURED/S", shown, re.M)
     assert len(re.findall(r"^node-\d +up ", shown, re.M)) == NODES
+
+
+def ask_within(cluster: Cluster, seconds: float, *words: str) -> str:
+    """Of node 1, whatever has become of node 0."""
+    begun = time.monotonic()
+    shown = cluster.run(*words, "--socket", cluster.socket(1)).stdout
+    assert time.monotonic() - begun < seconds, words
+    return shown
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_status_top_and_why_answer_without_the_index(cluster, how):
+    cluster.up(NODES)
+    assert "index_lost" not in json.loads(ask_within(cluster, 20, "status", "--json"))
+    with ExitStack() as sessions:
+        ends = [sessions.enter_context(forebay.connect(cluster.socket(node))) for node in (1, 2)]
+        with ThreadPoolExecutor() as pool:
+            joining = [pool.submit(fb.join, "away", run="1", rank=rank, size=2, timeout=LIMIT_S) for rank, fb in enumerate(ends)]
+            groups = [one.result(LIMIT_S) for one in joining]
+
+        def offer(rank, step):
+            one = groups[rank].save("away", step=step)
+            one.add(f"w{rank}", os.urandom(MIB))
+            one.submit()
+            return one
+
+        for one in [offer(rank, 1) for rank in range(2)]:
+            one.durable.wait(LIMIT_S)
+        half = offer(0, 2)
+        engine = cluster.pids()[0]
+        os.kill(engine, how)
+        wait_until(lambda: not json.loads(ask_within(cluster, 5, "status", "--json"))["nodes"][0]["up"], LIMIT_S, "node-0 is down")
+
+        shown = json.loads(ask_within(cluster, 5, "status", "--json"))
+        lost = shown["index_lost"]
+        assert lost["node"] == "node-0" and lost["address"].startswith("tcp:") and lost["words"] and lost["unheard_ms"] < 60_000
+        assert [(node["name"], node["up"], node["silent"]) for node in shown["nodes"]] == [
+            ("node-0", False, False), ("node-1", True, False), ("node-2", True, False)]  # fmt: skip
+        assert all(node["pool_bytes"] for node in shown["nodes"][1:])
+        assert [(save["bundle"], save["step"], save["state"]) for save in shown["saves"]] == [("away", 2, "gathering")]
+        assert ends[0].status()["index_lost"]["node"] == "node-0"
+        table = ask_within(cluster, 5, "status")
+        assert re.search(r"^the index cannot be reached: its engine is on node node-0 at tcp:\S+, not heard for [\d.]+ m?s \(", table, re.M)
+        assert re.search(r"^node-0 +down ", table, re.M) and re.search(r"^node-2 +up ", table, re.M)
+        top = ask_within(cluster, 10, "top", "--once")
+        assert "the index cannot be reached" in top and re.search(r"^node-0 +down ", top, re.M) and " away " in top
+        why = json.loads(ask_within(cluster, 5, "why", "away@1", "--json"))
+        assert [save["step"] for save in why["saves"]] == [1] and why["silent"] == ["node-0"]
+
+        if how == signal.SIGSTOP:
+            os.kill(engine, signal.SIGCONT)
+        else:
+            cluster.up()
+        offer(1, 2)
+        half.durable.wait(2 * LIMIT_S)
+        wait_until(lambda: "index_lost" not in ends[0].status(), LIMIT_S, "the index is back")
+
+
+def test_a_join_without_the_index_ends_in_time_and_names_the_engines_node(cluster):
+    cluster.up(2)
+    cluster.kill(0)
+    with forebay.connect(cluster.socket(1)) as fb, pytest.raises(forebay.Error, match="engine is on node node-0 at tcp:") as failure:
+        begun = time.monotonic()
+        fb.join("early", run="1", rank=0, size=1, timeout=4)
+    assert failure.value.name == "ETIMEDOUT" and time.monotonic() - begun < 10
+    (line,) = [line for line in (cluster.folder / "node-1" / "log").read_text().splitlines() if "group.index-awaited" in line]
+    assert "group=early" in line and "node node-0" in line
+    cluster.up()
+    with forebay.connect(cluster.socket(1)) as fb, fb.join("early", run="1", rank=0, size=1, timeout=LIMIT_S):
+        pass

@@ -270,6 +270,8 @@ struct forebay_node_info {
 	/* Since the daemon began: what it has captured, copied from others, written to the store, read from store and peers. */
 	uint64_t captured_bytes, copied_bytes, uploaded_bytes, read_bytes;
 	uint32_t clients_stopped; /* of the sessions: their process is stopped, and keeps what it holds of the pool */
+	int silent;		  /* up, but it has not said anything of itself in time: what it alone knows is 0 */
+	uint64_t unheard_ms; /* since anything came from it to the node that was asked; UINT64_MAX: nothing ever did */
 };
 struct forebay_save_info {
 	size_t size;
@@ -283,8 +285,12 @@ struct forebay_status_events {
 	void (*node)(void *arg, const struct forebay_node_info *node);
 	void (*save)(void *arg, const struct forebay_save_info *save);
 	void (*counter)(void *arg, const char *name, uint64_t value);
+	/* The index cannot be reached, and why; the nodes are those that the daemon knows from before. @node has the engine: "" as long as
+	 * it was never met; @unheard_ms as above. */
+	void (*index_lost)(void *arg, const char *node, const char *address, uint64_t unheard_ms, const char *words);
 };
-/* What the node's daemon sees: the cluster, its nodes, the saves that it takes part in, its counters. NULL members are skipped. */
+/* What the node's daemon sees: the cluster, its nodes, the saves that it takes part in, its counters. NULL members are skipped.
+ * Whatever is down: within a few seconds. */
 int forebay_status(struct forebay_session *session, const struct forebay_status_events *events, void *arg);
 struct forebay_collect_events {
 	size_t size;

@@ -172,6 +172,9 @@ class Session:
         "nodes"     dicts of name, address, domain, incarnation, pool_bytes, pool_used_bytes, up
         "saves"     dicts of save, group, bundle, state, step, bytes: those that the node takes part in
         "counters"  numbers by name
+
+        and, when the index cannot be reached, so that the nodes are those that the daemon knows from before:
+        "index_lost"  a dict of node, address, unheard_ms (None: never heard), words: the node with the engine, and why
         """
         return _forebay.status(self._handle)
 

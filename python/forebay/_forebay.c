@@ -242,6 +242,21 @@ static void status_save(void *arg, const struct forebay_save_info *save)
 	PyGILState_Release(state);
 }
 
+static void status_index_lost(void *arg, const char *node, const char *address, uint64_t unheard_ms, const char *words)
+{
+	struct collector *collector = &((struct status *)arg)->cluster;
+	PyGILState_STATE state = PyGILState_Ensure();
+
+	if (!collector->failed)
+		collect(collector, "index_lost",
+			unheard_ms == UINT64_MAX ?
+				Py_BuildValue("{ss,ss,sO,ss}", "node", node, "address", address, "unheard_ms", Py_None,
+					      "words", words) :
+				Py_BuildValue("{ss,ss,sK,ss}", "node", node, "address", address, "unheard_ms",
+					      (unsigned long long)unheard_ms, "words", words));
+	PyGILState_Release(state);
+}
+
 static void status_counter(void *arg, const char *name, uint64_t value)
 {
 	each_figure(&((struct status *)arg)->counters, name, value);
@@ -255,6 +270,7 @@ static PyObject *status(PyObject *module, PyObject *object)
 		.node = status_node,
 		.save = status_save,
 		.counter = status_counter,
+		.index_lost = status_index_lost,
 	};
 	_cleanup_(leave) struct handle *session = enter(object, SESSION);
 	if (!session)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/command.h"
+#include "cli/lost.h"
 #include "cli/text.h"
 #include "cli/verbs.h"
 
@@ -22,6 +23,13 @@ static void take_cluster(void *arg, const char *cluster, const char *this_node, 
 	json_object_set_new(status->root, "cluster", json_string(cluster));
 	json_object_set_new(status->root, "node", json_string(this_node));
 	json_object_set_new(status->root, "generation", json_integer(generation));
+}
+
+static void take_index_lost(void *arg, const char *node, const char *address, uint64_t unheard_ms, const char *words)
+{
+	struct status *status = arg;
+
+	json_object_set_new(status->root, "index_lost", index_lost_json(node, address, unheard_ms, words));
 }
 
 static void take_node(void *arg, const struct forebay_node_info *node)
@@ -41,12 +49,14 @@ static void take_node(void *arg, const struct forebay_node_info *node)
 	json_object_set_new(object, "copied_bytes", json_u64(node->copied_bytes));
 	json_object_set_new(object, "uploaded_bytes", json_u64(node->uploaded_bytes));
 	json_object_set_new(object, "read_bytes", json_u64(node->read_bytes));
+	json_object_set_new(object, "silent", json_boolean(node->silent));
+	json_object_set_new(object, "unheard_ms", unheard_json(node->unheard_ms));
 	json_array_append_new(status->nodes, object);
 	table_add(table, node->name);
 	if (node->clients_stopped)
 		table_addf(table, "up, %" PRIu32 " stopped", node->clients_stopped);
 	else
-		table_add(table, node->up ? "up" : "down");
+		table_add(table, !node->up ? "down" : node->silent ? "silent" : "up");
 	table_add(table, node->address);
 	table_add(table, node->domain);
 	table_add_size(table, node->pool_used_bytes);
@@ -99,7 +109,9 @@ static int print_tables(const struct status *status)
 	text_print(stdout, text_of(status, "node"));
 	if (!json_integer_value(json_object_get(status->counters, "peers_prove_key")))
 		printf("; peers are not authenticated: no key is set");
-	printf("\n\n");
+	putchar('\n');
+	index_lost_print(json_object_get(status->root, "index_lost"), text_of(status, "node"));
+	putchar('\n');
 	int r = table_print(&status->node_table);
 	if (!r && json_array_size(status->saves)) {
 		putchar('\n');
@@ -120,6 +132,7 @@ static int run(const struct command *command, struct status *status)
 		.node = take_node,
 		.save = take_save,
 		.counter = take_counter,
+		.index_lost = take_index_lost,
 	};
 	_cleanup_(cleanup_forebay_disconnect) struct forebay_session *session = NULL;
 

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "cli/command.h"
+#include "cli/lost.h"
 #include "cli/text.h"
 #include "cli/trace.h"
 #include "cli/verbs.h"
@@ -56,7 +57,7 @@ static void take_cluster(void *arg, const char *cluster, const char *this_node, 
 
 static void take_node(void *arg, const struct forebay_node_info *node)
 {
-	json_t *object = json_pack("{s:s, s:b}", "name", node->name, "up", node->up);
+	json_t *object = json_pack("{s:s, s:b, s:b}", "name", node->name, "up", node->up, "silent", node->silent);
 	const struct {
 		const char *name;
 		uint64_t value;
@@ -75,6 +76,11 @@ static void take_node(void *arg, const struct forebay_node_info *node)
 	for (size_t i = 0; i < sizeof(figures) / sizeof(*figures); i++)
 		json_object_set_new(object, figures[i].name, json_u64(figures[i].value));
 	json_array_append_new(json_object_get(arg, "nodes"), object);
+}
+
+static void take_index_lost(void *arg, const char *node, const char *address, uint64_t unheard_ms, const char *words)
+{
+	json_object_set_new(arg, "index_lost", index_lost_json(node, address, unheard_ms, words));
 }
 
 static void take_trace(void *arg, const struct forebay_trace *trace)
@@ -102,6 +108,7 @@ static json_t *look(struct forebay_session *session)
 		.size = sizeof(events),
 		.cluster = take_cluster,
 		.node = take_node,
+		.index_lost = take_index_lost,
 	};
 	json_t *picture = json_pack("{s:[], s:[], s:[]}", "nodes", "saves", "silent");
 	int r = picture ? forebay_status(session, &events, picture) : -ENOMEM;
@@ -180,7 +187,9 @@ static int print_nodes(json_t *picture)
 	json_array_foreach(json_object_get(picture, "nodes"), i, node)
 	{
 		table_add(&table, text_of(node, "name"));
-		table_add(&table, json_is_true(json_object_get(node, "up")) ? "up" : "down");
+		bool up = json_is_true(json_object_get(node, "up")),
+		     silent = json_is_true(json_object_get(node, "silent"));
+		table_add(&table, !up ? "down" : silent ? "silent" : "up");
 		table_addf(&table, "%" PRIu64, number_of(node, "clients"));
 		table_addf(&table, "%" PRIu64, number_of(node, "clients_stopped"));
 		table_add_size(&table, number_of(node, "pool_used_bytes"));
@@ -252,7 +261,9 @@ static int print_picture(json_t *picture)
 		printf(i ? ", " : "; no answer from ");
 		text_print(stdout, json_string_value(name));
 	}
-	printf("\n\n");
+	putchar('\n');
+	index_lost_print(json_object_get(picture, "index_lost"), text_of(picture, "node"));
+	putchar('\n');
 	int r = print_nodes(picture);
 	return r ? r : print_saves(picture);
 }

@@ -1,6 +1,7 @@
 /*
  * forebay why: how long a save waited and worked, station by station, which of them was the slowest, and who made it so.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@
 #include "cli/trace.h"
 #include "cli/verbs.h"
 
-#define ID_DIGITS 16
+#define ID_DIGITS    16
+#define SILENT_NAMED 8 /* nodes; the others are counted */
 
 struct why {
 	struct command command;
@@ -226,14 +228,30 @@ static bool is_save_id(const char *text, uint64_t *ret)
 	return *ret != 0;
 }
 
-/* "BUNDLE[@VERSION]" to bundle and number; opened, so that a label and `latest` are good, and what is not there is named. */
+static bool is_number(const char *text, uint64_t *ret)
+{
+	char *end = NULL;
+
+	errno = 0;
+	*ret = text && isdigit((unsigned char)*text) ? strtoull(text, &end, 10) : 0;
+	return *ret && !*end && !errno;
+}
+
+/*
+ * "BUNDLE[@VERSION]" to bundle and number. A label and `latest` are opened; a number is taken as it is, so that nodes that know of it tell
+ * it also when the index is away or the version deleted.
+ */
 static int find_version(struct forebay_session *session, const char *text, char **ret_bundle, uint64_t *ret_number)
 {
 	_cleanup_(cleanup_forebay_close) struct forebay_version *version = NULL;
 	struct forebay_version_info info = { .size = sizeof(info) };
-	const char *unused;
+	const char *spec;
 
-	if (names_split(text, ret_bundle, &unused) || names_open(session, text, &version))
+	if (names_split(text, ret_bundle, &spec))
+		return EXIT_FAILURE;
+	if (is_number(spec, ret_number))
+		return 0;
+	if (names_open(session, text, &version))
 		return EXIT_FAILURE;
 	int r = forebay_version_info(version, &info);
 	if (r < 0)
@@ -242,12 +260,26 @@ static int find_version(struct forebay_session *session, const char *text, char 
 	return 0;
 }
 
+/* "node-3, node-7" and so on, for a message; names of nodes have no strange characters. */
+static void list_silent(const struct why *why, char *out, size_t size)
+{
+	size_t n = json_array_size(why->silent), len = 0;
+
+	*out = 0;
+	for (size_t i = 0; i < n && i < SILENT_NAMED && len < size; i++)
+		len += (size_t)snprintf(out + len, size - len, "%s%s", i ? ", " : "",
+					json_string_value(json_array_get(why->silent, i)));
+	if (n > SILENT_NAMED && len < size)
+		snprintf(out + len, size - len, " and %zu more", n - SILENT_NAMED);
+}
+
 static int say_unknown(const struct why *why, const char *what)
 {
-	size_t n = json_array_size(why->silent);
+	char names[SILENT_NAMED * 66 + 32];
 
-	if (n)
-		return command_fail("%s: no node that answers knows of it; %zu did not answer", what, n);
+	list_silent(why, names, sizeof(names));
+	if (*names)
+		return command_fail("%s: no node that answers knows of it; no answer from %s", what, names);
 	return command_fail("%s: no node knows of it: of saves that have ended, coordinators remember the last alone",
 			    what);
 }
@@ -268,6 +300,10 @@ static int run(struct why *why)
 		return command_fail_call(r, what);
 	if (!r)
 		return say_unknown(why, what);
+	char names[SILENT_NAMED * 66 + 32];
+	list_silent(why, names, sizeof(names));
+	if (*names && !why->command.json)
+		fprintf(stderr, "no answer from %s, which may know more\n", names);
 	r = why->command.json ? json_print(why->root) : 0;
 	return r ? command_fail("%s", strerror(-r)) : EXIT_SUCCESS;
 }

@@ -286,6 +286,8 @@ static int tell_nodes(struct list_view nodes, const struct forebay_status_events
 			.uploaded_bytes = elem.uploaded_bytes,
 			.read_bytes = elem.read_bytes,
 			.clients_stopped = elem.clients_stopped,
+			.silent = (int)elem.silent,
+			.unheard_ms = elem.unheard_ms,
 		};
 
 		if (!name || !address || !domain || !http)
@@ -343,11 +345,16 @@ static int tell_status(const struct msg_status_reply *m, const struct forebay_st
 {
 	_cleanup_(cleanup_mem) char *cluster = view_dup(m->cluster);
 	_cleanup_(cleanup_mem) char *node = view_dup(m->node);
+	_cleanup_(cleanup_mem) char *words = view_dup(m->index_words);
+	_cleanup_(cleanup_mem) char *engine = view_dup(m->index_node);
+	_cleanup_(cleanup_mem) char *address = view_dup(m->index_address);
 
-	if (!cluster || !node)
+	if (!cluster || !node || !words || !engine || !address)
 		return -ENOMEM;
 	if (events->cluster)
 		events->cluster(arg, cluster, node, m->generation);
+	if (events->index_lost && *words)
+		events->index_lost(arg, engine, address, m->index_unheard_ms, words);
 	int r = tell_nodes(m->nodes, events, arg);
 	if (!r)
 		r = tell_saves(m->saves, events, arg);

@@ -82,13 +82,20 @@ struct node_info {
 	char name[NODE_NAME_MAX + 1], domain[NODE_NAME_MAX + 1];
 	char address[128];
 	uint64_t incarnation, store_rate;
-	bool up; /* heard within PEER_SILENT_MS, or never tried in this life of it */
+	bool up;	     /* heard within PEER_SILENT_MS, or never tried in this life of it */
+	uint64_t unheard_ms; /* since anything came from it; NEVER_HEARD. Only of one that this node calls */
 };
+#define NEVER_HEARD UINT64_MAX
 /* Waits (reads the engine). Sorted by name. -ENOENT when @name is unknown. */
 int cluster_node_info(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct node_info *ret,
 		      struct error *e);
 int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_info **ret, size_t *ret_n,
 		  struct error *e);
+
+/* The same without the engine, and without waiting: those that this node knows from before; their records may be older. */
+int cluster_known_nodes(struct cluster *cluster, struct node_info **ret, size_t *ret_n, struct error *e);
+/* The node with the meta engine, as far as this one knows it: its name is "" until it has been met. */
+void cluster_engine(const struct cluster *cluster, struct node_info *ret);
 
 /* How many of the nodes that this one has called answer, and how many are down. */
 void cluster_peers(const struct cluster *cluster, unsigned *ret_up, unsigned *ret_down);

@@ -61,10 +61,11 @@ struct peer {
 	uint64_t incarnation; /* the highest that its record or its HELLO has said */
 	uint64_t heard;	      /* the one of its last HELLO; 0: none yet */
 	uint64_t store_rate;
-	bool known;	 /* the record was read */
-	bool stale;	 /* and should be read again */
-	bool fixed;	 /* the address is configured */
-	bool down, news; /* news: the watchers are still to be told */
+	uint64_t heard_ns; /* on the last control connection that has ended; 0: there was none */
+	bool known;	   /* the record was read */
+	bool stale;	   /* and should be read again */
+	bool fixed;	   /* the address is configured */
+	bool down, news;   /* news: the watchers are still to be told */
 	struct link control, bulk;
 };
 
@@ -76,7 +77,8 @@ void peer_close(struct peer *peer, int code, const char *words);		   /* both lin
 void peer_refuse(struct cluster *cluster, enum counter reason, const char *words); /* counts it */
 /* Another life of that node speaks: its old connections and record are worth nothing. */
 void peer_reborn(struct peer *peer);
-void peer_try_again(struct peer *peer); /* dials one that is down; waits for nothing */
+uint64_t peer_unheard_ms(const struct peer *peer); /* NEVER_HEARD */
+void peer_try_again(struct peer *peer);		   /* dials one that is down; waits for nothing */
 int peer_call(struct peer *peer, enum msg_type type, struct view body, uint64_t deadline_ns, struct buf *ret_answer,
 	      struct error *e);
 /* Waits until the link is up, dialling if it must. 0, -EHOSTDOWN, -ETIMEDOUT, -ECANCELED, or why the peer refused. */

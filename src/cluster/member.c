@@ -168,6 +168,7 @@ static void info_of_peer(const struct peer *peer, struct node_info *ret)
 		.incarnation = peer->incarnation,
 		.store_rate = peer->store_rate,
 		.up = !peer->down,
+		.unheard_ms = peer_unheard_ms(peer),
 	};
 	memcpy(ret->name, peer->name, sizeof(ret->name));
 	memcpy(ret->domain, peer->domain, sizeof(ret->domain));
@@ -281,6 +282,46 @@ int cluster_nodes(struct cluster *cluster, uint64_t deadline_ns, struct node_inf
 	*ret = (struct node_info *)TAKE(infos.ptr);
 	await_dialled(cluster, *ret, *ret_n, deadline_ns);
 	return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct node_info *)a)->name, ((const struct node_info *)b)->name);
+}
+
+int cluster_known_nodes(struct cluster *cluster, struct node_info **ret, size_t *ret_n, struct error *e)
+{
+	struct peer *meta = cluster->meta_peer;
+	struct node_info *infos = calloc(cluster->peers.n + 2, sizeof(*infos));
+	size_t n = 0;
+
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	if (!infos)
+		return error_set(e, -ENOMEM, "no memory for a list of nodes");
+	info_of_self(cluster, &infos[n++]);
+	if (meta && *meta->name)
+		info_of_peer(meta, &infos[n++]);
+	for (struct map_slot *slot = map_first(&cluster->peers); slot; slot = map_next(slot)) {
+		struct peer *peer = map_value(slot);
+
+		if (meta && !strcmp(meta->name, peer->name))
+			continue;
+		info_of_peer(peer, &infos[n++]);
+		peer_try_again(peer);
+	}
+	qsort(infos, n, sizeof(*infos), by_name);
+	*ret = infos;
+	*ret_n = n;
+	return 0;
+}
+
+void cluster_engine(const struct cluster *cluster, struct node_info *ret)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	if (cluster->meta_peer)
+		info_of_peer(cluster->meta_peer, ret);
+	else
+		info_of_self(cluster, ret);
 }
 
 /* ---- joining ---- */

@@ -76,6 +76,22 @@ static void peer_is_down(struct peer *peer)
 	peer_tell(peer);
 }
 
+static uint64_t link_heard_ns(const struct link *link)
+{
+	uint64_t heard = net_last_heard_ns(link->conn);
+
+	return heard < link->since_ns ? link->since_ns : heard;
+}
+
+uint64_t peer_unheard_ms(const struct peer *peer)
+{
+	const struct link *link = &peer->control;
+	uint64_t heard_ns = link->state == LINK_UP ? link_heard_ns(link) : peer->heard_ns;
+	uint64_t now_ns = env_now(peer->cluster->env);
+
+	return !heard_ns ? NEVER_HEARD : now_ns > heard_ns ? (now_ns - heard_ns) / NS_PER_MS : 0;
+}
+
 /* ---- ends ---- */
 
 static void call_finish(struct call *call, int result)
@@ -88,10 +104,12 @@ static void call_finish(struct call *call, int result)
 void link_end(struct link *link, int code, const char *words)
 {
 	struct peer *peer = link->peer;
-	struct net_conn *conn = TAKE(link->conn);
 
 	if (link->state == LINK_IDLE)
 		return;
+	if (link->state == LINK_UP && link->kind == GREET_CONTROL)
+		peer->heard_ns = link_heard_ns(link);
+	struct net_conn *conn = TAKE(link->conn);
 	error_set(&link->failure, code, "node %s: %s", peer_label(peer), words);
 	timer_disarm(peer->cluster->env->loop, &link->timer);
 	link_move(link, LINK_IDLE);
@@ -111,13 +129,6 @@ void peer_close(struct peer *peer, int code, const char *words)
 {
 	link_end(&peer->control, code, words);
 	link_end(&peer->bulk, code, words);
-}
-
-static uint64_t link_heard_ns(const struct link *link)
-{
-	uint64_t heard = net_last_heard_ns(link->conn);
-
-	return heard < link->since_ns ? link->since_ns : heard;
 }
 
 /* The link ended by itself: what that says of the peer. What is dialled once more counts as silent since it was heard last. */

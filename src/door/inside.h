@@ -23,8 +23,6 @@
 #define DOOR_BYTES_MAX	  (2688ull << 20) /* of all sessions' requests, partial ones too: two BODY_MAX */
 #define ANSWER_SEND_MS	  60000		  /* for a client to make room for an answer */
 #define ANSWER_PAGE_BYTES (512u << 10)	  /* of a list; then the page ends */
-#define ASK_PEERS_MS	  2000		  /* for what peers have to say of themselves, all together */
-#define ASK_TRACES_MS	  1000		  /* for what one node has to say of saves */
 #define PAGE_MAX	  10000		  /* entries of a list in one answer */
 
 struct door_native {
@@ -143,5 +141,8 @@ handler_fn names_handler(enum msg_type type);
 /* What OPEN opens: a reference for the caller. Waits. */
 int names_open(struct session *session, const struct msg_open *m, uint64_t deadline_ns, struct version **ret,
 	       struct error *e);
-void names_serve_peers(struct door_native *first); /* what other nodes' doors ask */
 void names_fini(struct session *session);
+
+/* ---- seen.c: what those who watch ask for ---- */
+handler_fn seen_handler(enum msg_type type);
+void seen_serve_peers(struct door_native *first); /* what other nodes' doors ask */

@@ -37,7 +37,7 @@ int door_native_new(struct env *env, const struct door_native_options *options, 
 	}
 	list_append(&(options->first ? options->first : door)->siblings, &door->sibling);
 	if (!options->first)
-		names_serve_peers(door);
+		seen_serve_peers(door);
 	*ret = door;
 	return 0;
 }

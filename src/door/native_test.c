@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -475,6 +476,64 @@ static void status_names_the_cluster_its_nodes_and_counters(void)
 	client_close(&c);
 }
 
+#define DEAF 120
+
+/* So many nodes at an address that takes connections and never says a word. */
+static void add_deaf_nodes(int *ret_listener)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t len = sizeof(at);
+	char address[64], key[16];
+
+	*ret_listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(bind(*ret_listener, (struct sockaddr *)&at, len) == 0 && listen(*ret_listener, 2 * DEAF) == 0);
+	CHECK(getsockname(*ret_listener, (struct sockaddr *)&at, &len) == 0);
+	snprintf(address, sizeof(address), "tcp:127.0.0.1:%u", ntohs(at.sin_port));
+	struct view words = view_str(address), domain = view_str("d");
+	for (unsigned i = 0; i < DEAF; i++) {
+		_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+		_cleanup_(buf_fini) struct buf value = { 0 };
+
+		snprintf(key, sizeof(key), "n/deaf-%03u", i);
+		CHECK(req && !put_str(&value, &words) && !put_str(&value, &domain));
+		const uint64_t incarnation = 1, rate = 0;
+		CHECK(!put_u64(&value, &incarnation) && !put_u64(&value, &rate));
+		CHECK(!meta_txn_put(req, view_str(key), view_buf(&value)));
+		EXPECT_INT(meta_call_run(house.bed->meta, &req, env_in_ms(house.bed->env, WAIT_MS), NULL), 0);
+	}
+}
+
+static void nodes_that_say_nothing_keep_no_answer_back(void)
+{
+	struct client c;
+	struct msg_status_reply status;
+	struct msg_trace_reply trace;
+	struct elem_name name;
+	struct elem_node node;
+	unsigned n = 0, n_deaf = 0;
+	int listener;
+
+	add_deaf_nodes(&listener);
+	greet(&c);
+	ASK(&c, MSG_TRACE, trace, .save_id = 7); /* to be answered within WAIT_MS */
+	expect(&c, MSG_TRACE, FRAME_REPLY);
+	EXPECT_INT(msg_trace_reply_decode(view_buf(&c.body), &trace), 0);
+	EXPECT_INT(trace.silent.count, DEAF + BED_NODES - 1); /* the bed's others know no groups */
+	while (!elem_name_next(&trace.silent, &name))
+		n_deaf += name.name.len == strlen("deaf-000");
+	EXPECT_INT(n_deaf, DEAF);
+	say(&c, MSG_STATUS, (struct view){ 0 });
+	expect(&c, MSG_STATUS, FRAME_REPLY);
+	EXPECT_INT(msg_status_reply_decode(view_buf(&c.body), &status), 0);
+	EXPECT(!status.index_words.len);
+	EXPECT_INT(status.nodes.count, BED_NODES + DEAF);
+	while (!elem_node_next(&status.nodes, &node))
+		n += !node.silent && node.up;
+	EXPECT_INT(n, BED_NODES);
+	client_close(&c);
+	close(listener);
+}
+
 static void items_come_in_pages_and_by_name(void)
 {
 	struct shelf shelf = { house.bed, house.bundles };
@@ -649,6 +708,7 @@ int main(void)
 		STORY(too_many_requests_at_once_are_refused),
 		STORY(a_node_that_is_not_ready_says_why),
 		STORY(status_names_the_cluster_its_nodes_and_counters),
+		STORY(nodes_that_say_nothing_keep_no_answer_back),
 		STORY(items_come_in_pages_and_by_name),
 		STORY(a_rank_leaves_once),
 		STORY(a_closed_session_says_so),

@@ -115,7 +115,9 @@ static handler_fn handler_of(enum msg_type type)
 {
 	handler_fn handler = ranks_handler(type);
 
-	return handler ? handler : names_handler(type);
+	if (!handler)
+		handler = names_handler(type);
+	return handler ? handler : seen_handler(type);
 }
 
 static int handle(struct request *request, struct buf *body, struct error *e)

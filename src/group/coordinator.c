@@ -338,7 +338,7 @@ int coordinator_locate(struct groups *groups, struct view tenant, struct view na
 		if (r != -EAGAIN)
 			return r;
 		if (env_now(groups->env) >= deadline_ns)
-			return error_set(e, -ETIMEDOUT, "group %.*s: no coordinator was found in time", (int)name.len,
+			return error_set(e, -EAGAIN, "group %.*s: no coordinator was found in time", (int)name.len,
 					 name.ptr);
 		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
 	}

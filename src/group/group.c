@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "group/load.h"
 
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation)
@@ -244,6 +245,50 @@ static void tell_lost(struct groups *groups, const char *coordinator, const stru
 		(void)tell_coordinator(groups, coordinator, MSG_G_LOST, &body);
 }
 
+/* The engine has not answered whoever looks for the coordinator of @group: -ETIMEDOUT, naming the engine's node. */
+static int engine_silent(struct groups *groups, struct view group, const struct error *last, struct error *e)
+{
+	struct node_info engine;
+
+	cluster_engine(groups->cluster, &engine);
+	return error_set(
+		e, -ETIMEDOUT,
+		"group %.*s: no coordinator was found in time, since the index has not answered: its engine is on node "
+		"%s at %s (%.160s)",
+		(int)group.len, (const char *)group.ptr, *engine.name ? engine.name : "?", engine.address, last->text);
+}
+
+/* As coordinator_locate(), to the deadline; while the engine is away the log says so. */
+static int locate_patiently(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
+			    char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
+{
+	struct error last = { 0 }, words;
+
+	for (bool told = false;;) {
+		uint64_t step_ns = env_in_ms(groups->env, ENGINE_PATIENCE_MS);
+		int r = coordinator_locate(groups, tenant, group, step_ns < deadline_ns ? step_ns : deadline_ns,
+					   ret_node, ret_epoch, &last);
+
+		bool silent = r == -EHOSTDOWN || r == -ETIMEDOUT;
+		if (!silent && r != -EAGAIN)
+			return r ? error_set(e, r, "%s", last.code ? last.text : error_meaning(r)) : 0;
+		if (silent)
+			(void)engine_silent(groups, group, &last, &words);
+		else
+			(void)error_set(&words, -ETIMEDOUT, "%s", last.text);
+		if (silent && !told)
+			logm(LOG_WARN, "group.index-awaited", "group=%.*s words=\"%s\"", (int)group.len,
+			     (const char *)group.ptr, words.text);
+		told = told || silent;
+		if (env_now(groups->env) >= deadline_ns)
+			return error_set(e, words.code, "%s", words.text);
+		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
+		if (r)
+			return r;
+		last = (struct error){ 0 };
+	}
+}
+
 /* Asks whoever coordinates the group; when that one is just going, until its lease has ended and another took it. */
 static int ask_coordinator(struct groups *groups, struct view tenant, struct view group, enum msg_type type,
 			   struct view body, uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1], struct buf *answer,
@@ -253,7 +298,7 @@ static int ask_coordinator(struct groups *groups, struct view tenant, struct vie
 
 	ret_node[0] = 0;
 	for (;;) {
-		int r = coordinator_locate(groups, tenant, group, deadline_ns, ret_node, &epoch, e);
+		int r = locate_patiently(groups, tenant, group, deadline_ns, ret_node, &epoch, e);
 
 		if (!r)
 			r = cluster_call(groups->cluster, ret_node, type, body, deadline_ns, answer, e);

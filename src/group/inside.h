@@ -15,9 +15,10 @@
 #include "plan/save.h"
 #include "store/patience.h"
 
-#define GROUPS_MAGIC	0x73706746
-#define SETTLE_MS	5000 /* for telling a node that a save has failed */
-#define LOCATE_RETRY_MS 100
+#define GROUPS_MAGIC	   0x73706746
+#define SETTLE_MS	   5000 /* for telling a node that a save has failed */
+#define LOCATE_RETRY_MS	   100
+#define ENGINE_PATIENCE_MS 2000 /* for the engine, before it is said that it is waited for */
 
 /* Bundles whose last structure a group keeps, on either side: a job may save each step under a name of its own. */
 #define REMEMBERED_MAX 8
@@ -141,7 +142,8 @@ const struct ended_save *coordinator_ended(const struct groups *groups, uint64_t
 bool coordinator_knows(const struct cgroup *group, uint64_t save_id); /* under way, or ended lately */
 /* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */
 void coordinator_overtaken(struct groups *groups, struct view tenant, struct view group, uint64_t epoch);
-/* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. */
+/* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. -EAGAIN: who has the lease is not there yet, or
+ * no more; -ETIMEDOUT, -EHOSTDOWN: the engine does not answer. */
 int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
 		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e);
 
