@@ -179,7 +179,7 @@ class Item(NamedTuple):
 def open_pack(data: bytes, node: bytes) -> list[Block]:
     """Checks every byte of a pack, and returns its index."""
     head = open_head(data)
-    need(head.kind == PACK and head.number == 0, "it is no pack")
+    need(head.kind == PACK, "it is no pack")  # its number is the slot that it was written under
     need(head.body_bytes == len(data) - HEAD - TRAILER, "its length is not what the head says")
     need(data[64:128] == node.ljust(64, b"\0") and len(node) < 64, "it was written by another node")
     need(not any(data[128:4092]), "a byte of the head that has to be zero is not")
