@@ -116,6 +116,23 @@ def test_a_sick_store_fails_the_save_whole_and_health_is_enough(cluster, sicknes
     assert cluster.verify_all()[bundle] == [1, number]
 
 
+def test_packs_of_a_save_that_failed_go_at_once(cluster):
+    """No collection: what a failed save has written elsewhere must not keep a full store full."""
+    bundle = job.unique("disk")
+
+    def packs():
+        return [name for name in files(cluster) if name.startswith(f"t/default/b/{bundle}/p/")]
+
+    job.good(save(cluster, bundle, 1, coordinator=0))
+    kept = set(packs())
+    kinds, error, _ = SICKNESSES["full"]
+    cluster.sick[1].fail(*kinds, error=error, path=str(cluster.store) + "/")
+    assert all(isinstance(result, forebay.Error) and result.code == error for result in save(cluster, bundle, 2, coordinator=0))
+    job.until(lambda: set(packs()) == kept, lambda: f"there is {packs()}", 10)
+    cluster.sick[1].heal()
+    assert_reads(cluster, bundle, 1, 1)
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_whichever_call_on_the_store_fails_a_save_is_there_or_not(cluster, error):
     """The k-th change on the disk of the coordinator's node fails, for each k of a save."""

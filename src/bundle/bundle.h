@@ -98,6 +98,9 @@ pack_watch_bytes(const struct pack_watch *watch); /* that the store has taken; w
 int pack_write(struct bundles *bundles, const char *key, uint64_t number, const struct pack_put *puts, size_t n,
 	       struct pack_watch *watch, uint64_t deadline_ns, struct error *e);
 
+/* Of a save that failed, by who named it: nobody else uses the name, and no root names it, nor ever will. */
+int pack_forget(struct bundles *bundles, const char *key, uint64_t deadline_ns, struct error *e);
+
 /* ---- reading ---- */
 
 /*

@@ -437,3 +437,9 @@ int pack_write(struct bundles *bundles, const char *key, uint64_t number, const 
 		watch->image = NULL;
 	return r;
 }
+
+int pack_forget(struct bundles *bundles, const char *key, uint64_t deadline_ns, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	return object_delete(bundles, key, deadline_ns, e);
+}

@@ -307,7 +307,7 @@ struct csave {
 	struct publishing *publishing; /* publish.c's */
 	uint64_t arena_bytes;	       /* for captures, on the node that has the least */
 	struct slot slot;
-	bool slot_open;
+	bool slot_open, slot_burned;
 	uint64_t kept_slot; /* of a resumed save: that its last coordinator opened; 0: none that was told */
 	uint64_t version, sent_bytes, stored_bytes, diverged_blocks, hole_bytes;
 	uint64_t begun_ns, at_ns[SAVE_STATES]; /* when it entered each state */
@@ -407,6 +407,7 @@ int save_publish_begin(struct csave *save, uint64_t deadline_ns, struct error *e
 int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t deadline_ns, struct error *e);
 int save_publish_end(struct csave *save, uint64_t deadline_ns, struct error *e);
 void publishing_free(struct publishing *publishing); /* accepts NULL */
+void save_forget_packs(const struct csave *save);    /* of a save that failed: what nobody will ever name is deleted */
 
 /* ---- packs.c: which blocks are written, by which node, in which packs ------------------------------------------------------ */
 
@@ -415,6 +416,8 @@ struct packs *packs_new(struct csave *save, struct version *version); /* both ou
 void packs_free(struct packs *packs);				      /* accepts NULL */
 /* Has the blocks from @first to before @last written; each once. When a node is lost or slow, by others that hold the same. */
 int packs_write(struct packs *packs, size_t first, size_t last, uint64_t deadline_ns, struct error *e);
+/* Deletes what was written, and may be; what fails is collection's. 0, -ECANCELED. */
+int packs_forget(struct packs *packs, uint64_t deadline_ns);
 int packs_list(struct packs *packs); /* in the version, with the places of its blocks: when all are written */
 
 /* ---- watch.c: packs under way, of which a slow node's are taken back --------------------------------------------------------- */

@@ -16,8 +16,10 @@
 #include "bundle/share.h"
 #include "group/inside.h"
 
-#define PACK_BYTES_MAX	 (UINT64_C(1) << 30)
-#define PACK_EPOCH_SHIFT 20 /* of the coordinator's epoch in a pack's number */
+#define PACK_BYTES_MAX (UINT64_C(1) << 30)
+/* In a pack's number, above its own: */
+#define PACK_EPOCH_SHIFT      20 /* the coordinator's epoch */
+#define PACK_GENERATION_SHIFT 52 /* and the cluster's generation: an engine that was lost gives epochs anew */
 
 /* A pack in the making: which blocks of the plan it stores, in order. */
 struct pack_draft {
@@ -306,11 +308,13 @@ static int lay_out(struct version *version, struct pack_draft *draft)
 	return 0;
 }
 
-/* The epoch is part of the name: a successor writes the same blocks, but maybe other packs of them. */
+/* Epoch and generation are part of the name: a successor writes the same blocks, but maybe other packs of them. */
 static int name_pack(struct packs *packs, struct pack_draft *draft)
 {
 	const struct csave *save = packs->save;
-	uint64_t k = (save->group->epoch << PACK_EPOCH_SHIFT) | packs->named[draft->node]++;
+	const uint64_t epoch_mask = (UINT64_C(1) << (PACK_GENERATION_SHIFT - PACK_EPOCH_SHIFT)) - 1;
+	uint64_t k = (uint64_t)save->slot.generation << PACK_GENERATION_SHIFT |
+		     (save->group->epoch & epoch_mask) << PACK_EPOCH_SHIFT | packs->named[draft->node]++;
 
 	return pack_key(view_str(save->group->tenant), view_str(save->bundle), save->save_id,
 			save->recipe->nodes[draft->node], k, draft->key);
@@ -478,4 +482,14 @@ int packs_list(struct packs *packs)
 		version->blocks[b].pack_offset = first->pack_offset;
 	}
 	return 0;
+}
+
+int packs_forget(struct packs *packs, uint64_t deadline_ns)
+{
+	int r = 0;
+
+	for (size_t i = 0; r != -ECANCELED && i < packs->n; i++)
+		if (packs->drafts[i].key[0])
+			r = pack_forget(packs->save->group->groups->bundles, packs->drafts[i].key, deadline_ns, NULL);
+	return r == -ECANCELED ? r : 0;
 }

@@ -193,6 +193,25 @@ void publishing_free(struct publishing *publishing)
 	free(publishing);
 }
 
+/*
+ * Without this they stay until the next collection, and a store that is full stays full. Safe, since names are of this save, generation
+ * and epoch: a successor never publishes, or writes, under them. And no root of this coordinator can come: its slot is burned, or it had not
+ * begun to put one. What a node still writes, in spite of being told, is collection's; so is all when another one coordinates by now.
+ */
+void save_forget_packs(const struct csave *save)
+{
+	struct groups *groups = save->group->groups;
+	uint64_t deadline_ns = env_in_ms(groups->env, SETTLE_MS);
+	struct packs *packs = save->publishing ? save->publishing->packs : NULL;
+
+	if (save->state != SAVE_FAILED || save->group->lost || !save->slot_open ||
+	    (save->root_due && !save->slot_burned))
+		return;
+	int r = packs ? packs_forget(packs, deadline_ns) : 0;
+	if (!r && !save->slot_burned) /* there may be room for the tombstone now */
+		(void)slot_burn(groups->bundles, &save->slot, deadline_ns, NULL);
+}
+
 int save_publish_begin(struct csave *save, uint64_t deadline_ns, struct error *e)
 {
 	struct cgroup *group = save->group;

@@ -656,6 +656,7 @@ static int save_give_slot_back(struct csave *save, int result)
 				 "version %" PRIu64 " of %s is published; its index entry is not sure", save->version,
 				 save->bundle);
 	}
+	save->slot_burned = r == 0;
 	if (r) /* the root's put may still be under way */
 		(void)error_prefix(&save->error,
 				   "not published yet, and whether version %" PRIu64 " of %s will be is not known",
@@ -746,6 +747,7 @@ int save_life(void *arg)
 	list_remove(&save->link);
 	wake_all(&save->changed);
 	wake_all(&save->group->changed);
+	save_forget_packs(save);
 	trace_left(save);
 	csave_put(save);
 	return 0;
