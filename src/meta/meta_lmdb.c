@@ -392,6 +392,7 @@ int meta_lmdb_open_sized(struct env *env, const char *path, uint64_t map_bytes, 
 	l->opened_ns = env_now(env);
 	list_init(&l->queue);
 	map_init(&l->leases);
+	l->sweep_at = META_LEASES_FEW;
 	l->path = strdup(path);
 	if (!l->path)
 		return error_set(e, -ENOMEM, "the index in %s: no memory", path);

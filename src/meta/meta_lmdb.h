@@ -21,6 +21,7 @@
 #define META_BATCH_BYTES_MAX  (4u << 20)	   /* of their `in`, in one commit */
 #define META_QUEUE_MAX	      65536		   /* requests that wait for the writer */
 #define META_LEASES_MAX	      65536		   /* leases whose end is remembered */
+#define META_LEASES_FEW	      64		   /* among so many no ended ones are looked for */
 #define META_MEND_RETRY_MS    1000		   /* between two attempts to move the index to a new file */
 
 #define LMDB_RECORD_HEAD 4 /* CRC32C of key and value, before the value */
@@ -58,6 +59,7 @@ struct lmdb {
 	bool writing;
 	struct batch batch;
 	struct map leases; /* the batch's: key -> struct lease */
+	size_t sweep_at;   /* the batch's: when there are more, those that have ended are forgotten */
 	int broken;	   /* the batch's: 0, or LMDB's error after which nothing is written to this file any more */
 	bool stuck; /* the batch's: LMDB was left in the middle of a write: nothing is written until the process ends */
 	uint64_t mended_ns;    /* the batch's: when that was tried last; 0: never */

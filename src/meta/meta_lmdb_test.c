@@ -298,6 +298,72 @@ static void a_renewed_lease_costs_no_commit(void **state)
 	meta_free(meta);
 }
 
+/* The outcome, for a lease of a second. */
+static int ask_for_lease(struct meta *meta, const char *key, uint64_t asker)
+{
+	struct meta_req *req = meta_req_new(META_LEASE);
+
+	assert_int_equal(meta_put_lease(req, view_str(key), asker, 1000), 0);
+	meta_suite_start(meta, req);
+	int r = meta_suite_wait(req);
+	meta_req_free(req);
+	return r;
+}
+
+static size_t leases_remembered(struct meta *meta)
+{
+	return container_of(meta, struct lmdb, meta)->leases.n;
+}
+
+static void leases_that_have_ended_are_forgotten_and_no_others(void **state)
+{
+	enum { LIVING = 100, ENDED = 1000, AT_A_TIME = 20 };
+	struct meta *meta = open_index();
+	char key[32];
+
+	skew_ns += META_LEASE_MAX_MS * NS_PER_MS;
+	for (int i = 0; i < ENDED; i++) {
+		(void)snprintf(key, sizeof(key), "version/%d", i);
+		assert_int_equal(ask_for_lease(meta, key, 1), 0);
+		if (i % AT_A_TIME)
+			continue;
+		skew_ns += 600 * NS_PER_MS;
+		for (int k = 0; k < LIVING; k++) { /* renewed before they end */
+			(void)snprintf(key, sizeof(key), "group/%d", k);
+			assert_int_equal(ask_for_lease(meta, key, 1), 0);
+		}
+		assert_true(leases_remembered(meta) <= 2 * (LIVING + 2 * AT_A_TIME) + META_LEASES_FEW + 1);
+	}
+	for (int k = 0; k < LIVING; k++) {
+		(void)snprintf(key, sizeof(key), "group/%d", k);
+		assert_int_equal(ask_for_lease(meta, key, 2), META_HELD);
+	}
+	assert_int_equal(ask_for_lease(meta, "version/0", 2), 0);
+	meta_free(meta);
+}
+
+static void an_ended_lease_is_free_soon_after_the_opening_too(void **state)
+{
+	struct meta *meta = open_index();
+	char key[32];
+
+	for (int i = 0; i < 3 * META_LEASES_FEW; i++) {
+		(void)snprintf(key, sizeof(key), "version/%d", i);
+		assert_int_equal(ask_for_lease(meta, key, 1), 0);
+	}
+	skew_ns += 1200 * NS_PER_MS;
+	for (int i = 0; i < 3 * META_LEASES_FEW; i++) {
+		(void)snprintf(key, sizeof(key), "another/%d", i);
+		assert_int_equal(ask_for_lease(meta, key, 1), 0);
+	}
+	for (int i = 0; i < 3 * META_LEASES_FEW; i++) {
+		(void)snprintf(key, sizeof(key), "version/%d", i);
+		assert_int_equal(ask_for_lease(meta, key, 2),
+				 0); /* forgotten, it would count as held for ten seconds */
+	}
+	meta_free(meta);
+}
+
 /* ---- opening ---- */
 
 static void assert_refused(const char *name, int expected, const char *words)
@@ -900,6 +966,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		claim(many_requests_share_few_commits),
 		claim(a_renewed_lease_costs_no_commit),
+		claim(leases_that_have_ended_are_forgotten_and_no_others),
+		claim(an_ended_lease_is_free_soon_after_the_opening_too),
 		claim(a_missing_parent_or_a_file_in_the_way_is_refused_by_name),
 		claim(an_index_has_one_owner_and_is_free_when_it_has_gone),
 		claim_alone(what_a_killed_process_committed_is_there_and_its_index_was_its_own),

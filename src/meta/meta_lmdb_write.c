@@ -124,11 +124,17 @@ static uint64_t lease_end(const struct lmdb *l, const struct lease *lease)
 	return lease ? lease->expires_ns : l->opened_ns + META_LEASE_MAX_MS * NS_PER_MS;
 }
 
-/* Forgets ended leases when there are too many to remember. To be called while no change is noted. */
+/*
+ * Forgets ended leases when twice as many are remembered as lived the last time: every version that a node ever read had one, and as many
+ * grants share what looking costs. Unless there is no room, not so soon after the opening that a lease which is not remembered counts as
+ * held. To be called while no change is noted.
+ */
 static void leases_sweep(struct lmdb *l)
 {
+	bool many = l->leases.n > l->sweep_at && l->batch.now_ns >= lease_end(l, NULL);
+
 	CHECK(!l->batch.n_changes);
-	if (l->leases.n + l->batch.n <= META_LEASES_MAX)
+	if (!many && l->leases.n + l->batch.n <= META_LEASES_MAX)
 		return;
 	for (struct map_slot *slot = map_first(&l->leases), *next; slot; slot = next) {
 		struct lease *lease = map_value(slot);
@@ -137,6 +143,7 @@ static void leases_sweep(struct lmdb *l)
 		if (lease->expires_ns <= l->batch.now_ns)
 			free(map_remove(&l->leases, map_key(slot)));
 	}
+	l->sweep_at = 2 * l->leases.n + META_LEASES_FEW;
 }
 
 /* Sets the end of the lease under @key, so that it can be undone. 0, -ENOSPC, -ENOMEM. */
