@@ -40,6 +40,7 @@
 #else
 #define STACK_BYTES FIBER_STACK_BYTES
 #endif
+#define STACK_USUAL_BYTES (16 << 10) /* what most fibers come to use of it, sooner or later */
 
 /* One side of a switch: a fiber, or the loop that entered it. */
 struct context {
@@ -173,6 +174,13 @@ static void fiber_free(struct fiber *fiber)
 	free(fiber);
 }
 
+/* Takes the part of the stack that will be used anyway: else a process grows for hours by a page now and then. */
+static void stack_touch(uint8_t *map)
+{
+	for (size_t at = 0; at < STACK_USUAL_BYTES; at += page_bytes())
+		*(volatile uint8_t *)(map + page_bytes() + STACK_BYTES - 1 - at) = 0;
+}
+
 static struct fiber *fiber_new(void)
 {
 	struct fiber *fiber = calloc(1, sizeof(*fiber));
@@ -191,6 +199,7 @@ static struct fiber *fiber_new(void)
 		free(fiber);
 		return NULL;
 	}
+	stack_touch(map);
 	fiber->magic = FIBER_MAGIC;
 	fiber->map = map;
 	fiber->self.stack = map + page_bytes();
@@ -238,6 +247,19 @@ static void pool_give(struct fiber_pool *pool, struct fiber *fiber)
 	}
 	list_insert(pool->spare.next, &fiber->link);
 	pool->n_spare++;
+}
+
+void fibers_prepare(struct loop *loop, unsigned n)
+{
+	CHECK_MAGIC(loop, LOOP_MAGIC);
+	CHECK(n <= FIBERS_SPARE_MAX);
+	while (loop->fibers.n_spare < n) {
+		struct fiber *fiber = fiber_new();
+
+		if (!fiber)
+			return;
+		pool_give(&loop->fibers, fiber);
+	}
 }
 
 static void wake_list(struct list *fibers);

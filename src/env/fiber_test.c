@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/check.h"
 #include "base/cleanup.h"
@@ -468,6 +469,40 @@ static void stacks_are_whole_and_used_again(void **state)
 	assert_int_equal(nursery.first_error, 0);
 }
 
+static int use_a_little_stack(void *arg)
+{
+	volatile char bytes[2 * 4096]; /* beside what a start takes, below what is usual */
+
+	for (size_t i = 0; i < sizeof(bytes); i += 512)
+		bytes[i] = (char)i;
+	return fiber_sleep_until(now_ns);
+}
+
+static long faults_so_far(void)
+{
+	struct rusage usage;
+
+	assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+	return usage.ru_minflt;
+}
+
+static void fibers_that_were_prepared_take_no_memory_when_they_run(void **state)
+{
+	enum { N = 200 };
+
+	fibers_prepare(loop, N);
+	long before = faults_so_far();
+	for (int i = 0; i < N; i++)
+		assert_int_equal(fiber_start(&nursery, "one", use_a_little_stack, NULL), 0);
+	run();
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* whose shadows are memory, too */
+	if (!RUNNING_ON_VALGRIND)
+		assert_true(faults_so_far() - before < N / 2);
+#else
+	(void)before;
+#endif
+}
+
 static int yield_often(void *arg)
 {
 	for (int i = 0; i < 1000; i++)
@@ -525,6 +560,7 @@ int main(void)
 		TEST(await_is_cancelled_and_then_shielded),
 		TEST(await_of_a_finished_operation_does_not_wait),
 		TEST(stacks_are_whole_and_used_again),
+		TEST(fibers_that_were_prepared_take_no_memory_when_they_run),
 		TEST(fibers_switch_back_and_forth),
 #ifndef __SANITIZE_THREAD__
 		TEST(there_is_a_limit_of_fibers_and_it_is_an_answer),
