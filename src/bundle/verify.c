@@ -248,16 +248,17 @@ static int pack_damage(struct scan *scan, uint64_t block, const char *words)
 	return damage(scan->v, scan->pack->key, block, words);
 }
 
-/* Bytes [offset, offset + len) of the pack, len at most WINDOW_BYTES; read ahead. */
+/*
+ * Bytes [offset, offset + len) of the pack, len at most WINDOW_BYTES; read ahead. A window is always taken whole: a block of that size is
+ * mapped for itself, and leaves nothing behind in the heap.
+ */
 static int need(struct scan *scan, uint64_t offset, size_t len, const uint8_t **ret)
 {
 	struct verify *v = scan->v;
-	uint64_t left = scan->pack->bytes - offset;
 
 	if (offset < scan->window_offset || offset + len > scan->window_offset + scan->window.len) {
 		struct error why = { 0 };
-		int r = object_range(v->bundles, scan->pack->key, offset,
-				     left < WINDOW_BYTES ? (size_t)left : WINDOW_BYTES, &scan->window, v->deadline_ns,
+		int r = object_range(v->bundles, scan->pack->key, offset, WINDOW_BYTES, &scan->window, v->deadline_ns,
 				     &why);
 
 		if (r)

@@ -16,6 +16,9 @@
 
 #define DRAIN_STEP_MS 2
 #define LOOK_AGAIN_MS 200 /* for an object that is known to be there */
+#define READ_FIRST_BYTES \
+	(64u             \
+	 << 10) /* of an object that may be larger: hardly one is, so the memory for more is taken when it is seen */
 
 static const char *const backend_op_names[] = {
 	[BACKEND_GET] = "get",	     [BACKEND_HEAD] = "head",	  [BACKEND_PUT] = "put",     [BACKEND_BEGIN] = "begin",
@@ -137,7 +140,8 @@ int backend_call_run(struct backend *backend, struct backend_call **pcall, uint6
 	return r == -ENOENT && (*pcall)->known ? look_again(backend, pcall, deadline_ns, e) : r;
 }
 
-static int read_whole(struct backend *backend, const char *key, size_t max, bool known, struct buf *ret,
+/* The object's first @len bytes, or all that it has; the call owns them. */
+static int read_first(struct backend *backend, const char *key, size_t len, bool known, struct backend_call **ret,
 		      uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_GET, key);
@@ -145,17 +149,35 @@ static int read_whole(struct backend *backend, const char *key, size_t max, bool
 	if (!call)
 		return error_set(e, -ENOMEM, "no memory to read %s", key);
 	call->release = free;
-	call->held = call->req.dst = malloc(max + 1);
+	call->held = call->req.dst = malloc(len);
 	if (!call->held)
 		return error_set(e, -ENOMEM, "no memory to read %s", key);
 	call->known = known;
-	call->req.len = max + 1; /* one more than fits shows that there is more */
+	call->req.len = len;
 	int r = backend_call_run(backend, &call, deadline_ns, e);
+	if (!r)
+		*ret = TAKE(call);
+	return r;
+}
+
+static int read_whole(struct backend *backend, const char *key, size_t max, bool known, struct buf *ret,
+		      uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *first = NULL;
+	_cleanup_(cleanup_backend_call_free) struct backend_call *whole = NULL;
+	size_t few = max < READ_FIRST_BYTES ? max : READ_FIRST_BYTES;
+
+	int r = read_first(backend, key, few + 1, known, &first, deadline_ns,
+			   e); /* one more shows that there is more */
+	if (!r && first->req.got > few && few < max)
+		r = read_first(backend, key, max + 1, known, &whole, deadline_ns,
+			       e); /* all of it: it may be another by now */
 	if (r)
 		return r;
-	if (call->req.got > max)
+	const struct backend_req *req = whole ? &whole->req : &first->req;
+	if (req->got > max)
 		return error_set(e, -EFBIG, "%s has more than the %zu bytes that such an object may have", key, max);
-	if (buf_append(ret, call->req.dst, call->req.got))
+	if (buf_append(ret, req->dst, req->got))
 		return error_set(e, -ENOMEM, "no memory for %s", key);
 	return 0;
 }

@@ -202,6 +202,72 @@ static void a_key_that_is_too_long_is_refused(void **state)
 	run(long_key, NULL);
 }
 
+/* A driver with one object of so many bytes, which answers on the next turn. */
+static struct {
+	struct task task;
+	size_t bytes;
+	size_t asked[4]; /* bytes of each read */
+	unsigned n_reads;
+} stored;
+
+static void stored_answer(struct task *task)
+{
+	backend_held->got = backend_held->len < stored.bytes ? backend_held->len : stored.bytes;
+	for (size_t i = 0; i < backend_held->got; i++)
+		((uint8_t *)backend_held->dst)[i] = (uint8_t)(i * 31 >> 3);
+	let_backend_go(0);
+}
+
+static void stored_submit(struct backend *of, struct backend_req *req)
+{
+	EXPECT(req->op == BACKEND_GET && !req->offset && stored.n_reads < ARRAY_LEN(stored.asked));
+	stored.asked[stored.n_reads++] = req->len;
+	backend_held = req;
+	stored.task.fn = stored_answer;
+	loop_post(env.loop, &stored.task);
+}
+
+static const struct backend_driver stored_driver = { .name = "stored", .submit = stored_submit };
+
+static int read_all_sizes(void *arg)
+{
+	static const struct {
+		size_t bytes, max;
+		int result;
+		unsigned n_reads;
+		size_t most; /* bytes of the largest read */
+	} cases[] = {
+		{ 0, 1 << 20, 0, 1, 65537 },
+		{ 1000, 1 << 20, 0, 1, 65537 },
+		{ 65536, 1 << 20, 0, 1, 65537 },
+		{ 65537, 1 << 20, 0, 2, (1 << 20) + 1 },
+		{ 1 << 20, 1 << 20, 0, 2, (1 << 20) + 1 },
+		{ (1 << 20) + 1, 1 << 20, -EFBIG, 2, (1 << 20) + 1 },
+		{ 4096, 4096, 0, 1, 4097 },
+		{ 4097, 4096, -EFBIG, 1, 4097 },
+	};
+
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		_cleanup_(buf_fini) struct buf bytes = { 0 };
+		struct error e = { 0 };
+
+		stored.bytes = cases[i].bytes;
+		stored.n_reads = 0;
+		EXPECT_CALL(backend_read(&backend, "a/b", cases[i].max, &bytes, FOREVER, &e), cases[i].result, &e);
+		EXPECT(stored.n_reads == cases[i].n_reads && stored.asked[stored.n_reads - 1] == cases[i].most);
+		EXPECT(bytes.len == (cases[i].result ? 0 : cases[i].bytes));
+		for (size_t k = 0; k < bytes.len; k++)
+			EXPECT(bytes.ptr[k] == (uint8_t)(k * 31 >> 3));
+	}
+	return 0;
+}
+
+static void only_a_large_object_is_given_the_memory_of_the_largest(void **state)
+{
+	backend.driver = &stored_driver;
+	run(read_all_sizes, NULL);
+}
+
 /* ---- meta ---- */
 
 static int get_for_ever(void *arg)
@@ -255,6 +321,7 @@ int main(void)
 		TEST(an_upload_that_nobody_waits_for_is_aborted),
 		TEST(a_call_can_run_again_and_outcomes_are_passed_on),
 		TEST(a_key_that_is_too_long_is_refused),
+		TEST(only_a_large_object_is_given_the_memory_of_the_largest),
 		TEST(a_meta_request_that_nobody_waits_for_frees_itself),
 		TEST(draining_waits_for_what_was_abandoned),
 	};

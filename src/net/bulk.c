@@ -164,6 +164,18 @@ static struct net_transfer *find_destination(struct net_conn *conn)
 	return NULL;
 }
 
+/* False: there is no memory for a chunk that nobody wants, and the connection is down. */
+static bool drop_into_scratch(struct net_conn *conn)
+{
+	if (!conn->scratch)
+		conn->scratch = malloc(FRAME_CHUNK_MAX);
+	if (conn->scratch)
+		conn->stats.dropped_chunks++;
+	else
+		conn_fail(conn, -ENOMEM, "no memory for a chunk that nobody expects");
+	return conn->scratch;
+}
+
 /* The next chunk's head is in raw_head. */
 static void head_is_there(struct net_conn *conn)
 {
@@ -178,8 +190,8 @@ static void head_is_there(struct net_conn *conn)
 	}
 	CHECK(!conn->into); /* operations come back in order */
 	conn->into = find_destination(conn);
-	if (!conn->into)
-		conn->stats.dropped_chunks++;
+	if (!conn->into && !drop_into_scratch(conn))
+		return;
 	receive_chunk(conn, conn->into ? conn->into->span + conn->head.group : conn->scratch);
 }
 
@@ -363,10 +375,6 @@ int net_bulk_start(struct net_conn *conn)
 	if (conn->state == CONN_DOWN)
 		return -ENOTCONN;
 	CHECK(conn->state == CONN_OPEN);
-	conn->scratch = malloc(FRAME_CHUNK_MAX);
-	if (!conn->scratch)
-		return -ENOMEM;
-
 	conn_move(conn, CONN_TURNING);
 	loop_post(conn->env->loop, &conn->work);
 	return 0;

@@ -66,7 +66,7 @@ struct net_conn {
 	struct map expected;	   /* by transfer id */
 	struct net_transfer *into; /* destination of chunk_op; NULL: scratch, or no chunk_op is under way */
 	bool into_withdrawn;
-	uint8_t *scratch; /* FRAME_CHUNK_MAX bytes in which unwanted chunks end */
+	uint8_t *scratch; /* FRAME_CHUNK_MAX bytes in which unwanted chunks end; NULL: there was none so far */
 
 	struct list sends;	  /* transfers not wholly sent, in order */
 	struct net_transfer *cut; /* the first that is not wholly cut into chunks, or NULL */

@@ -73,7 +73,7 @@ uint64_t net_last_heard_ns(const struct net_conn *conn); /* when bytes last came
 /*
  * Bulk. Both ends call net_bulk_start() on the connection after the control frames that introduced it (HELLO with the flag
  * "bulk" and its answer); from then on it carries chunks in both directions. Control frames queued before go out first; a peer's
- * chunk that comes before the call waits. 0, -ENOMEM, -ENOTCONN.
+ * chunk that comes before the call waits. 0, -ENOTCONN.
  *
  * Sending keeps the order of the calls: a transfer's first chunk follows the last one of the transfer before it.
  */
