@@ -156,6 +156,7 @@ def test_gauges_say_what_there_is(three):
     assert got["open_descriptors"] == pytest.approx(len(os.listdir(f"/proc/{pid}/fd")), abs=4)
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     assert got["resident_bytes"] == pytest.approx(resident, rel=0.05)
+    assert MIB // 4 < got["heap_bytes"] < resident
     assert got["generation"] == 1 and got["up_seconds"] > 0 and got["loop_turn_seconds_count"] > 0
     assert got['http_requests_total{code="200"}'] >= 1
 

@@ -172,6 +172,9 @@
 	SERIES(OPEN_DESCRIPTORS, NULL) \
 	FAMILY(resident_bytes, GAUGE, "bytes", NULL, "Resident memory of the daemon, the pool included.") \
 	SERIES(RESIDENT_BYTES, NULL) \
+	FAMILY(heap_bytes, GAUGE, "bytes", NULL, \
+		"Bytes of the daemon's heap that are in use, with freed ones that its threads keep at hand.") \
+	SERIES(HEAP_BYTES, NULL) \
 	FAMILY(up_seconds, GAUGE, "ns", NULL, "How long the daemon has been running.") \
 	SERIES(UP_TIME, NULL) \
 	FAMILY(generation, GAUGE, "number", NULL, \

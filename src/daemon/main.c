@@ -29,6 +29,9 @@
 #define TOP_PAD_BYTES \
 	(1            \
 	 << 20) /* the heap grows in such steps, and keeps up to LARGE_BYTES: else each save faults its messages' pages in anew */
+#define HEAP_READY_BYTES \
+	(LARGE_BYTES - TOP_PAD_BYTES - (256 << 10)) /* of it at the start; more would be trimmed at once */
+#define FIBERS_READY 64
 
 #define KEY_CONFIG  'c'
 #define KEY_REBUILD 1
@@ -183,6 +186,20 @@ static int open_daemon(struct run *run, struct error *e)
 	return daemon_new(run->env, &options, &run->daemon, e);
 }
 
+/*
+ * What saves will take of heap and stacks sooner or later: threads cache freed blocks, buffers come to lie elsewhere. Taken at the start,
+ * so that who watches a daemon sees growth only where there is some.
+ */
+static void take_memory(struct run *run)
+{
+	void *bytes = malloc(HEAP_READY_BYTES);
+
+	if (bytes)
+		explicit_bzero(bytes, HEAP_READY_BYTES); /* which a compiler does not leave out */
+	free(bytes);
+	fibers_prepare(run->env->loop, FIBERS_READY);
+}
+
 static int live(void *arg)
 {
 	struct run *run = arg;
@@ -193,6 +210,7 @@ static int live(void *arg)
 		fprintf(stderr, "forebayd: %s\n", e.code ? e.text : strerror(-r));
 		run->result = 1;
 	} else {
+		take_memory(run);
 		logm(LOG_INFO, "daemon.ready", "socket=%s address=%s http=%s pool=%lu", run->config.socket,
 		     daemon_address(run->daemon), daemon_http_address(run->daemon), (unsigned long)run->config.pool);
 		if (!*run->config.key)
@@ -308,6 +326,7 @@ int main(int argc, char **argv)
 	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
 	mallopt(M_TRIM_THRESHOLD, LARGE_BYTES);
 	mallopt(M_TOP_PAD, TOP_PAD_BYTES);
+	mallopt(M_ARENA_MAX, 1); /* of several, each keeps what other threads have cached of it */
 	log_setup((enum log_level)run.config.log, NULL, NULL);
 	log_node(run.config.node);
 	int result = run_daemon(&run);

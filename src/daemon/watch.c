@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,12 +120,20 @@ static uint64_t resident_bytes(void)
 	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+static uint64_t heap_bytes(void)
+{
+	struct mallinfo2 info = mallinfo2();
+
+	return (uint64_t)info.uordblks + info.hblkhd;
+}
+
 /* On a thread of the door's. */
 static void measure(void *arg)
 {
 	count_set(COUNT_CLIENTS_STOPPED, count_stopped(arg));
 	count_set(COUNT_OPEN_DESCRIPTORS, count_descriptors());
 	count_set(COUNT_RESIDENT_BYTES, resident_bytes());
+	count_set(COUNT_HEAP_BYTES, heap_bytes());
 }
 
 /* ---- readiness -------------------------------------------------------------------------------------------------------------- */
