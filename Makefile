@@ -11,7 +11,7 @@ menu:
 	@echo 'make test            lint, unit tests, fuzz corpora, simulation, end-to-end and Python tests'
 	@echo 'make test-long       limits at their full size and damage at a thousand places; prints what it measured'
 	@echo 'make crash           kill random daemons and ranks of a job that saves all the time: ROUNDS=300, SEED=7 chooses'
-	@echo 'make soak            SAVES=1000 saves with the last three kept and a node killed each 25th: nothing grows'
+	@echo 'make soak            SAVES=500 saves with the last three kept and a node killed each 25th: nothing grows'
 	@echo 'make namespaces      daemons in network namespaces: cuts, one-way cuts, silence, stopped coordinators, and healing'
 	@echo 'make scenarios       play the scripts of faults: on real daemons, and under 300 seeds each in the simulator'
 	@echo 'make unit ROOM=wire  build one room with what it includes and run its tests; ROOM="net pool", SAN=1, TSAN=1'
