@@ -126,6 +126,22 @@ def test_the_longest_line_is_read_and_the_lines_behind_it_are_counted(tmp_path):
     assert f"{config}:3: pool" in run_daemon("--config", config)[1]
 
 
+@pytest.mark.parametrize("words", [["--fly"], ["--node"], ["what"]])
+def test_a_command_line_that_makes_no_sense_exits_as_a_wrong_setting_does(words):
+    done = subprocess.run([DAEMON, *words], capture_output=True, text=True, timeout=job.LIMIT_S)
+    assert done.returncode == 2 and "--help" in done.stderr
+
+
+@pytest.mark.parametrize("line", [b"no\x1b[31mde = n", b"node = n\x07\xff\x9b", "node = \u009b31m".encode(), bytes(range(1, 256))])
+def test_a_file_that_is_no_configuration_commands_no_terminal(tmp_path, line):
+    config = tmp_path / "config"
+    config.write_bytes("\n".join(GOOD).encode() + b"\n" + line + b"\n")
+    done = subprocess.run([DAEMON, "--config", config], capture_output=True, timeout=job.LIMIT_S)
+    assert done.returncode == 2 and done.stderr.startswith(b"forebayd: ")
+    text = done.stderr.decode()  # it is UTF-8
+    assert text.endswith("\n") and all(c.isprintable() for c in text[:-1]), text
+
+
 def test_a_configuration_that_is_not_there_is_named(tmp_path):
     assert f"{tmp_path}/none: No such file" in run_daemon("--config", tmp_path / "none")[1]
     assert str(tmp_path) in run_daemon("--config", tmp_path)[1]

@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/cleanup.h"
 #include "base/log.h"
@@ -33,10 +34,11 @@
 	(LARGE_BYTES - TOP_PAD_BYTES - (256 << 10)) /* of it at the start; more would be trimmed at once */
 #define FIBERS_READY 64
 
-#define KEY_CONFIG  'c'
-#define KEY_REBUILD 1
-#define EXIT_LEFT   3	 /* it ended in order, but saves that were captured are not durable */
-#define KEY_SETTING 1000 /* + number in config_entries */
+#define KEY_CONFIG   'c'
+#define KEY_REBUILD  1
+#define EXIT_MISUSED 2	  /* a setting or the command line is wrong, as with `forebay` */
+#define EXIT_LEFT    3	  /* it ended in order, but saves that were captured are not durable */
+#define KEY_SETTING  1000 /* + number in config_entries */
 
 struct run {
 	struct config config;
@@ -52,6 +54,26 @@ struct run {
 	int result;
 	struct nursery nursery;
 };
+
+/* To standard error. A file that is no configuration may be quoted: what could command a terminal, or is no UTF-8, as \xNN. */
+static void complain(const char *text)
+{
+	bool plain = view_is_utf8(view_str(text));
+
+	fputs("forebayd: ", stderr);
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+		bool c1 = plain && *c == 0xc2 && c[1] < 0xa0;
+
+		if (c1)
+			fprintf(stderr, "\\x%02x\\x%02x", c[0], c[1]);
+		else if (*c < 0x20 || *c == 0x7f || (*c >= 0x80 && !plain))
+			fprintf(stderr, "\\x%02x", *c);
+		else
+			fputc(*c, stderr);
+		c += c1;
+	}
+	fputc('\n', stderr);
+}
 
 /* ---- command line ------------------------------------------------------------------------------------------------------- */
 
@@ -103,6 +125,7 @@ static int read_settings(struct run *run, int argc, char **argv)
 	int r = config_init(&run->config);
 	if (r)
 		return error_set(&run->error, r, "%s", strerror(-r));
+	argp_err_exit_status = EXIT_MISUSED;
 	argp_parse(&argp, argc, argv, 0, NULL, run);
 	if (run->file)
 		r = config_read(&run->config, run->file, &run->error);
@@ -207,7 +230,7 @@ static int live(void *arg)
 	int r = open_daemon(run, &e);
 
 	if (r) {
-		fprintf(stderr, "forebayd: %s\n", e.code ? e.text : strerror(-r));
+		complain(e.code ? e.text : strerror(-r));
 		run->result = 1;
 	} else {
 		take_memory(run);
@@ -254,13 +277,13 @@ static int run_daemon(struct run *run)
 	pthread_sigmask(SIG_BLOCK, &set, NULL); /* in every thread that follows */
 	r = env_real_new(run->config.node, (unsigned)run->config.workers, &run->env, &e);
 	if (r) {
-		fprintf(stderr, "forebayd: %s\n", e.text);
+		complain(e.text);
 		return 1;
 	}
 	waitplace_init(&run->stop);
 	run->stop_task.fn = on_stop;
 	if (pthread_create(&signals, NULL, watch_signals, run)) {
-		fprintf(stderr, "forebayd: no thread for signals\n");
+		complain("no thread for signals");
 		return 1;
 	}
 	nursery_init(&run->nursery, run->env->loop);
@@ -268,7 +291,7 @@ static int run_daemon(struct run *run)
 	if (!r)
 		r = loop_run(run->env->loop);
 	if (r) {
-		fprintf(stderr, "forebayd: %s\n", strerror(-r));
+		complain(strerror(-r));
 		run->result = 1;
 	}
 	daemon_free(run->daemon);
@@ -318,11 +341,11 @@ int main(int argc, char **argv)
 	static struct run run;
 
 	if (read_settings(&run, argc, argv)) {
-		fprintf(stderr, "forebayd: %s\n", run.error.text);
-		return 2;
+		complain(run.error.text);
+		return EXIT_MISUSED;
 	}
 	if (listen_for_fate("FOREBAY_DIE_AT", SIGKILL) || listen_for_fate("FOREBAY_STOP_AT", SIGSTOP))
-		return 2;
+		return EXIT_MISUSED;
 	mallopt(M_MMAP_THRESHOLD, LARGE_BYTES);
 	mallopt(M_TRIM_THRESHOLD, LARGE_BYTES);
 	mallopt(M_TOP_PAD, TOP_PAD_BYTES);
