@@ -1,5 +1,5 @@
 /*
- * forebay ls: bundles; with a bundle its versions and labels; -r: all of it.
+ * forebay ls: bundles; with a bundle its versions and labels, with the parts before some "/" of names the bundles below; -r: all of it.
  *
  * What --json prints depends on what is published and labelled alone, and is sorted: before and after `forebay meta rebuild` it is
  * the same, byte for byte. A bundle without a version is not shown.
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "cli/command.h"
 #include "cli/text.h"
@@ -17,6 +18,7 @@
 struct ls {
 	struct command command;
 	bool recursive;
+	bool versions; /* to be shown: of a bundle, or of all */
 };
 
 static const struct argp_option options[] = {
@@ -112,25 +114,27 @@ static int fill_bundle(struct forebay_session *session, json_t *bundle)
 	return 0;
 }
 
-static int collect(const struct ls *ls, struct forebay_session *session, json_t *bundles)
+/* The bundle of that name. -ENOENT: there is none, and nothing was added. */
+static int collect_one(struct forebay_session *session, const char *name, json_t *bundles)
 {
-	const char *only = ls->command.n_args ? ls->command.arg[0] : NULL;
-	int r = 0;
+	json_t *bundle = json_pack("{s:s}", "name", name);
+	int r = fill_bundle(session, bundle);
 
-	if (only) {
-		json_t *bundle = json_pack("{s:s}", "name", only);
+	if (r >= 0)
+		r = forebay_list_bundles(session, name, take_rule, bundle);
+	if (r >= 0)
+		json_array_append(bundles, bundle);
+	json_decref(bundle);
+	return r < 0 ? r : 0;
+}
 
-		if (!bundle)
-			return command_fail("%s: not valid UTF-8", only);
-		json_array_append_new(bundles, bundle);
-		r = fill_bundle(session, bundle);
-		if (r >= 0)
-			r = forebay_list_bundles(session, only, take_rule, bundle);
-		return r < 0 ? command_fail_call(r, only) : 0;
-	}
-	r = forebay_list_bundles(session, "", take_bundle, bundles);
+/* All whose names begin with @prefix. */
+static int collect_below(const struct ls *ls, struct forebay_session *session, const char *prefix, json_t *bundles)
+{
+	int r = forebay_list_bundles(session, prefix, take_bundle, bundles);
+
 	if (r < 0)
-		return command_fail_call(r, NULL);
+		return command_fail_call(r, *prefix ? prefix : NULL);
 	for (size_t i = 0; ls->recursive && i < json_array_size(bundles); i++) {
 		r = fill_bundle(session, json_array_get(bundles, i));
 		if (r < 0 && r != -ENOENT) /* its last version was deleted meanwhile */
@@ -138,6 +142,33 @@ static int collect(const struct ls *ls, struct forebay_session *session, json_t 
 				r, json_string_value(json_object_get(json_array_get(bundles, i), "name")));
 	}
 	return 0;
+}
+
+/* "a/b" is the bundle of that name, or else the folder of names below it; "a/b/" is that folder. */
+static int collect(struct ls *ls, struct forebay_session *session, json_t *bundles)
+{
+	const char *what = ls->command.n_args ? ls->command.arg[0] : "";
+	size_t len = strlen(what);
+	bool is_folder = !len || what[len - 1] == '/';
+	_cleanup_(cleanup_mem) char *prefix = calloc(1, len + 2);
+	int r = -ENOENT;
+
+	if (!prefix)
+		return command_fail("%s", strerror(ENOMEM));
+	if (!view_is_utf8(view_str(what)))
+		return command_fail("%s: not valid UTF-8", what);
+	if (!is_folder)
+		r = collect_one(session, what, bundles);
+	ls->versions = ls->recursive || !r;
+	if (r != -ENOENT)
+		return r ? command_fail_call(r, what) : 0;
+	memcpy(prefix, what, len);
+	if (!is_folder)
+		prefix[len] = '/';
+	r = collect_below(ls, session, prefix, bundles);
+	if (!r && len && !json_array_size(bundles))
+		return command_fail("there is no bundle %s, and none below it", what);
+	return r;
 }
 
 /* ---- printing -------------------------------------------------------------------------------------------------------- */
@@ -241,7 +272,7 @@ static int print_table(json_t *bundles, bool versions)
 	return r;
 }
 
-static int run(const struct ls *ls)
+static int run(struct ls *ls)
 {
 	_cleanup_(cleanup_forebay_disconnect) struct forebay_session *session = NULL;
 	_cleanup_(cleanup_json_decref) json_t *root = json_object();
@@ -250,7 +281,7 @@ static int run(const struct ls *ls)
 	json_object_set_new(root, "bundles", bundles);
 	if (command_connect(&ls->command, &session) || collect(ls, session, bundles))
 		return EXIT_FAILURE;
-	int r = ls->command.json ? json_print(root) : print_table(bundles, ls->recursive || ls->command.n_args);
+	int r = ls->command.json ? json_print(root) : print_table(bundles, ls->versions);
 	return r ? command_fail("%s", strerror(-r)) : EXIT_SUCCESS;
 }
 
@@ -258,8 +289,9 @@ int verb_ls(int argc, char **argv)
 {
 	struct ls ls = {
 		.command = {
-			.args = "[BUNDLE]",
-			.doc = "Lists bundles; with BUNDLE its versions and labels.",
+			.args = "[BUNDLE|PREFIX]",
+			.doc = "Lists bundles; with BUNDLE its versions and labels, with PREFIX the bundles whose names begin with "
+			       "\"PREFIX/\".",
 			.options = options,
 			.option = take_option,
 			.args_max = 1,
