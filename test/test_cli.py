@@ -235,6 +235,33 @@ def test_a_path_too_long_for_a_socket_is_refused(cluster):
     assert not cluster.daemons()
 
 
+def test_a_refused_first_up_is_none(make_folder):
+    cluster = Cluster(make_folder() / "cluster")
+    nowhere = cluster.folder.parent / "nowhere"
+    try:
+        assert str(nowhere) in cluster.up(3, "--store", f"dir:{nowhere}", pool="80M", status=1).stderr
+        assert not [name for name in ("cluster.json", "key", "env", "node-0/config", "store") if (cluster.folder / name).exists()]
+        assert str(nowhere) in (cluster.folder / "node-0" / "log").read_text()  # for whoever looks for the cause
+        assert "1 nodes are ready" in cluster.run("up", "--dir", cluster.folder, "--pool", "64M").stdout
+        kept = json.loads((cluster.folder / "cluster.json").read_text())
+        assert (kept["nodes"], kept["store"], kept["pool_bytes"]) == (1, f"dir:{cluster.folder}/store", 64 * MIB)
+    finally:
+        cluster.end()
+    deep = make_folder() / ("d" * 100)
+    assert "at most 107" in cluster.run("up", "--dir", deep, status=1).stderr and not deep.exists()
+    deep.mkdir()
+    (deep / "mine").touch()
+    assert "at most 107" in cluster.run("up", "--dir", deep, status=1).stderr
+    assert [path.name for path in deep.iterdir() if path.name != "lock"] == ["mine"]
+
+
+def test_a_first_up_that_has_begun_a_cluster_says_what_stays(cluster):
+    (cluster.folder / "node-1" / "socket").mkdir(parents=True)
+    (cluster.folder / "store" / "g").mkdir(parents=True)  # as if node 0 had joined: how far it comes is a matter of time
+    assert "has what was begun" in cluster.up(2, status=1).stderr
+    assert json.loads((cluster.folder / "cluster.json").read_text())["nodes"] == 2
+
+
 # ---- put and get ----------------------------------------------------------------------------------------------------------
 
 
@@ -687,3 +714,20 @@ def test_nothing_but_blobs_gives_an_empty_file(running, tmp_path):
     save_items(running, "export/blobs", {"a": b"x"})
     running.run("export", "export/blobs", tmp_path)
     assert load_file(tmp_path / "model.safetensors") == {}
+
+
+def test_ls_of_the_first_parts_of_names_lists_what_is_below(cluster, tmp_path):
+    (tmp_path / "f").write_bytes(b"f")
+    cluster.up(1)
+    for bundle in ("ckpt/llama/1", "ckpt/llama/2", "ckpt/mistral", "ckpts", "ckpt/llama"):
+        cluster.run("put", bundle, tmp_path / "f")
+
+    def names(*words: str) -> list[str]:
+        return [bundle["name"] for bundle in json.loads(cluster.run("ls", *words, "--json").stdout)["bundles"]]
+
+    assert names("ckpt") == names("ckpt/") == ["ckpt/llama", "ckpt/llama/1", "ckpt/llama/2", "ckpt/mistral"]
+    assert names("ckpt/llama") == ["ckpt/llama"] and names("ckpt/llama/") == ["ckpt/llama/1", "ckpt/llama/2"]
+    assert "ckpt/mistral@1" in cluster.run("ls", "ckpt/mistral").stdout
+    assert "VERSIONS" in cluster.run("ls", "ckpt").stdout and "ckpt/llama/2@1" in cluster.run("ls", "-r", "ckpt").stdout
+    for what in ("ckp", "nothing", "ckpt/mistral/", "ckpt/llama/3"):
+        assert f"there is no bundle {what}, and none below it" in cluster.run("ls", what, status=1).stderr

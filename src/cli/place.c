@@ -295,7 +295,8 @@ int place_open(const char *dir, bool create, int wait_ms, struct place *ret, str
 	struct place place = { .lock_fd = -1 };
 	struct stat st;
 
-	if (create && mkdir(dir, FOLDER_MODE) && errno != EEXIST)
+	place.is_made = create && !mkdir(dir, FOLDER_MODE);
+	if (create && !place.is_made && errno != EEXIST)
 		return error_set(e, -errno, "%s: %s", dir, strerror(errno));
 	if (stat(dir, &st))
 		return error_set(e, -errno, "%s: %s", dir, strerror(errno));
@@ -381,7 +382,7 @@ static int make_key(struct place *place, bool runs, struct error *e)
 	int r = write_file_mode(path, text, KEY_MODE, e);
 	explicit_bzero(key, sizeof(key));
 	explicit_bzero(text, sizeof(text));
-	place->has_key = !r;
+	place->has_key = place->made_key = !r;
 	return r;
 }
 
@@ -461,4 +462,52 @@ int place_prepare(struct place *place, bool runs, struct error *e)
 	if (!r)
 		r = write_env(place, NULL, e);
 	return r ? r : write_state(place, e);
+}
+
+/* ---- undoing --------------------------------------------------------------------------------------------------------- */
+
+static void drop_file(char *path)
+{
+	if (path)
+		(void)unlink(path);
+	free(path);
+}
+
+/* Unless something is in it. */
+static void drop_folder(char *path)
+{
+	if (path)
+		(void)rmdir(path);
+	free(path);
+}
+
+static bool has_begun(const struct place *place)
+{
+	bool is_dir = place->store && !strncmp(place->store, "dir:", 4);
+	_cleanup_(cleanup_mem) char *path = is_dir ? format("%s/g", place->store + 4) : NULL;
+
+	return path && !access(path, F_OK);
+}
+
+void place_undo(struct place *place, bool *ret_begun)
+{
+	static const char *const files[] = { "config", "http", "pid", "started", "socket" };
+
+	*ret_begun = has_begun(place);
+	if (*ret_begun)
+		return;
+	drop_file(place_path(place, "cluster.json"));
+	drop_file(place_path(place, "env"));
+	if (place->made_key)
+		drop_file(place_path(place, "key"));
+	for (uint64_t node = 0; node < place->nodes; node++) {
+		for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+			drop_file(place_node_path(place, node, files[i]));
+		drop_folder(place_node_path(place, node, ""));
+	}
+	drop_folder(place_path(place, "store"));
+	if (!place->is_made)
+		return;
+	drop_file(place_path(place, "lock"));
+	(void)rmdir(place->dir); /* another `up` that waits for the lock finds nothing, and says so */
 }

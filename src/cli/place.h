@@ -22,7 +22,9 @@
 struct place {
 	char *dir;			  /* absolute */
 	bool is_new;			  /* there is no cluster.json yet */
+	bool is_made;			  /* the folder is of this place_open() */
 	bool has_key;			  /* D/key is there */
+	bool made_key;			  /* and is of this place_prepare() */
 	int lock_fd;			  /* -1: not held */
 	uint64_t nodes, port, pool_bytes; /* pool_bytes 0: fitted to the machine at each start */
 	char *store, *meta, *cluster;	  /* URLs; the cluster's name */
@@ -36,6 +38,12 @@ void place_fini(struct place *place);
 int place_tell_http(const struct place *place, uint64_t node, const char *address, struct error *e);
 /* Makes folders, configurations, env and cluster.json. Chooses the port, unless the one at hand is free or a node @runs. */
 int place_prepare(struct place *place, bool runs, struct error *e);
+
+/*
+ * A first `up` was refused: takes away what it was asked for, so that the next one is a first one, too. Logs stay for whoever looks for the
+ * cause. *@ret_begun true: a node has joined, and the store has the cluster's generation; then all stays, the index belongs to it.
+ */
+void place_undo(struct place *place, bool *ret_begun);
 
 char *place_node_path(const struct place *place, uint64_t node,
 		      const char *name); /* D/node-N/NAME, or D/node-N for "" */

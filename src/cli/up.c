@@ -51,6 +51,7 @@ struct up {
 	const char *dir, *store, *meta;
 	uint64_t nodes, pool_bytes;
 	bool rebuild;
+	bool stays; /* whatever is wrong, its daemons run */
 
 	struct place place;
 	char daemon[PATH_MAX];
@@ -411,6 +412,7 @@ static int bring_up(struct up *up)
 		       started_any(up) ? "are ready" : "run already");
 		return EXIT_SUCCESS;
 	case WAIT_REBUILD:
+		up->stays = true;
 		return command_fail(
 			"%s: the nodes run, but their index is missing or older than the store; make it again by "
 			"`forebay meta rebuild --socket %s/node-0/socket`",
@@ -419,6 +421,18 @@ static int bring_up(struct up *up)
 		end_started(up);
 		return EXIT_FAILURE;
 	}
+}
+
+/* A first `up` that was refused is none. */
+static void take_back(struct up *up)
+{
+	bool begun;
+
+	place_undo(&up->place, &begun);
+	if (begun)
+		fprintf(stderr,
+			"forebay: %s has what was begun: the same `up` goes on with it; remove it, and %s/g, to begin anew\n",
+			up->place.dir, up->place.store);
 }
 
 static int run(struct up *up)
@@ -430,10 +444,14 @@ static int run(struct up *up)
 		return command_fail("%s", e.code ? e.text : strerror(-r));
 	if (settle(up))
 		return EXIT_FAILURE;
-	if (find_daemon(up->daemon))
-		return command_fail("%s: found neither beside this program nor in $PATH", DAEMON_NAME);
 	command_catch_signals();
-	return bring_up(up);
+	if (find_daemon(up->daemon))
+		r = command_fail("%s: found neither beside this program nor in $PATH", DAEMON_NAME);
+	else
+		r = bring_up(up);
+	if (r == EXIT_FAILURE && up->place.is_new && !up->stays)
+		take_back(up);
+	return r;
 }
 
 int verb_up(int argc, char **argv)
