@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "python"))
 import forebay  # noqa: E402
 
 DOCS = ROOT / "docs"
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "ms": 1, "s": 1000}
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "ms": 1, "s": 1000, "h": 3600000}
 
 
 def page(name: str) -> str:
