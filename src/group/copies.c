@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "group/inside.h"
+#include "group/sources.h"
 
 static bool holds(const struct block_report *report, size_t node)
 {
@@ -76,6 +77,7 @@ struct round {
 	uint64_t *bytes;	/* per node: of these */
 	size_t n;		/* copies that are missing and were listed */
 	size_t made;
+	struct sources sources; /* the nodes that sent them */
 };
 
 static bool shares_domain(const struct csave *save, const uint32_t *nodes, uint32_t n, size_t node)
@@ -104,6 +106,21 @@ static size_t pick_target(const struct round *round, const struct save_block *bl
 	return best;
 }
 
+/* A holder beside @but to ask for it: one that is not known to send slowly, if there is one. UINT32_MAX: none. */
+static uint32_t pick_source(const struct csave *save, const struct block_report *report, uint32_t but)
+{
+	uint32_t found = UINT32_MAX;
+
+	for (uint32_t i = 0; i < report->n_holders; i++) {
+		uint32_t node = report->holders[i];
+
+		if (node != but &&
+		    (found == UINT32_MAX || (save->nodes[found].sends_slowly && !save->nodes[node].sends_slowly)))
+			found = node;
+	}
+	return found;
+}
+
 static int list_block(struct round *round, size_t b)
 {
 	struct csave *save = round->save;
@@ -114,12 +131,13 @@ static int list_block(struct round *round, size_t b)
 
 	memcpy(taken, report->holders, sizeof(taken));
 	while (!r && n && n < save->recipe->copies) {
+		uint32_t from = pick_source(save, report, UINT32_MAX);
 		struct elem_g_copy copy = { .block = (uint32_t)b,
 					    .digest = report->digest,
 					    .bytes = block->bytes,
 					    .crc = report->crc,
-					    .from = report->holders[0],
-					    .other = report->n_holders > 1 ? report->holders[1] + 1 : 0 };
+					    .from = from,
+					    .other = pick_source(save, report, from) + 1 }; /* none: 0 */
 		size_t node = pick_target(round, block, taken, n);
 
 		if (node == SIZE_MAX)
@@ -148,14 +166,34 @@ static int encode_order(const struct csave *save, const struct list_buf *names, 
 	return msg_g_copy_encode(&copy, out);
 }
 
+/* What @by says of those that sent it copies. */
+static int take_sources(struct round *round, size_t by, struct list_view list)
+{
+	struct elem_g_source elem;
+	int r;
+
+	while ((r = elem_g_source_next(&list, &elem)) == 0) {
+		const struct sighting seen = { (uint32_t)by, elem.node, elem.bytes, elem.busy_ns };
+
+		if (elem.node >= round->save->recipe->n_nodes)
+			return -EPROTO;
+		r = sources_saw(&round->sources, &seen);
+		if (r)
+			return r;
+	}
+	return r == 1 ? 0 : r;
+}
+
 static int take_made(struct round *round, size_t node, struct view answer, struct error *e)
 {
 	struct csave *save = round->save;
-	struct msg_numbers made;
+	struct msg_g_copy_reply reply;
 	struct elem_u32 number;
-	int r = msg_numbers_decode(answer, &made);
+	int r = msg_g_copy_reply_decode(answer, &reply);
 
-	while (!r && (r = elem_u32_next(&made.numbers, &number)) == 0) {
+	if (!r)
+		r = take_sources(round, node, reply.sources);
+	while (!r && (r = elem_u32_next(&reply.made, &number)) == 0) {
 		if (number.v >= save->recipe->plan.n_blocks)
 			return error_set(e, -EPROTO, "node %s copied block %u of %zu", save->recipe->nodes[node],
 					 number.v, save->recipe->plan.n_blocks);
@@ -167,6 +205,20 @@ static int take_made(struct round *round, size_t node, struct view answer, struc
 		add_holder(save, report, node);
 	}
 	return r == 1 ? 0 : r;
+}
+
+static int name_slow_sources(struct round *round)
+{
+	struct csave *save = round->save;
+	size_t n = save->recipe->n_nodes;
+	_cleanup_(cleanup_mem) bool *slow = calloc(n + 1, sizeof(*slow));
+	int r = slow ? sources_judge(&round->sources, n, slow) : -ENOMEM;
+
+	for (size_t node = 0; !r && node < n; node++)
+		if (slow[node])
+			save_name_slow(save, node, &save->nodes[node].sends_slowly,
+				       "it sends copies far more slowly than others");
+	return r;
 }
 
 static int order(struct round *round, struct error *e)
@@ -195,6 +247,8 @@ static int order(struct round *round, struct error *e)
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)
 			r = take_made(round, calls[i].index, view_buf(&calls[i].answer), e);
+	if (!r)
+		r = name_slow_sources(round);
 	list_buf_fini(&names);
 	fan_free(calls, n);
 	return r;
@@ -218,6 +272,7 @@ static int run_round(struct round *round, struct error *e)
 		list_buf_fini(&round->lists[node]);
 	free(round->lists);
 	free(round->bytes);
+	sources_fini(&round->sources);
 	return r;
 }
 

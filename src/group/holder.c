@@ -26,6 +26,7 @@ struct crew {
 	int result; /* of the first that failed: a nursery takes -ECANCELED for no failure */
 	struct error error;
 	void *work;		      /* struct copy, for copies */
+	struct source *sources;	      /* of these, by the order's nodes */
 	char slow[NODE_NAME_MAX + 1]; /* of which a block did not come as soon as blocks do */
 };
 
@@ -122,6 +123,12 @@ struct copy {
 	bool made;
 };
 
+/* What came from a node, and how long something was on its way. */
+struct source {
+	uint64_t bytes, busy_ns, since_ns;
+	unsigned asked; /* blocks that are on their way */
+};
+
 struct digesting {
 	const struct block *block;
 	struct digest digest;
@@ -181,18 +188,35 @@ static int add_extra(struct msave *save, uint32_t number, struct block **copy)
 	return 0;
 }
 
-static int fetch_from(struct crew *crew, const struct copy *copy, const char *node, struct block *target,
+static int fetch_timed(struct crew *crew, const struct copy *copy, const char *node, struct source *source,
+		       struct block *target, uint32_t *ret_crc, uint64_t deadline_ns, struct error *e)
+{
+	struct groups *groups = crew->save->groups;
+	uint64_t begun_ns = env_now(groups->env);
+
+	if (!source->asked++)
+		source->since_ns = begun_ns;
+	int r = cluster_fetch(groups->cluster, node, crew->save->group->tenant, &copy->block.digest, copy->block.bytes,
+			      0, target->ptr, ret_crc, deadline_ns, e);
+	uint64_t now_ns = env_now(groups->env);
+
+	if (!r)
+		patience_saw(&groups->copying, now_ns - begun_ns);
+	source->bytes += r ? 0 : copy->block.bytes;
+	if (!--source->asked)
+		source->busy_ns += now_ns - source->since_ns;
+	return r;
+}
+
+static int fetch_from(struct crew *crew, const struct copy *copy, bool other, struct block *target,
 		      uint64_t deadline_ns, struct error *e)
 {
 	struct groups *groups = crew->save->groups;
 	struct digesting digesting = { .block = target };
-	uint64_t begun_ns = env_now(groups->env);
+	const char *node = other ? copy->other : copy->from;
 	uint32_t crc;
-	int r = cluster_fetch(groups->cluster, node, crew->save->group->tenant, &copy->block.digest, copy->block.bytes,
-			      0, target->ptr, &crc, deadline_ns, e);
-
-	if (!r)
-		patience_saw(&groups->copying, env_now(groups->env) - begun_ns);
+	int r = fetch_timed(crew, copy, node, &crew->sources[other ? copy->block.other - 1 : copy->block.from], target,
+			    &crc, deadline_ns, e);
 
 	if (!r)
 		r = env_call(groups->env, digest_on_worker, &digesting);
@@ -222,18 +246,18 @@ static int fetch_into(struct crew *crew, const struct copy *copy, struct block *
 	int r;
 
 	if (!*copy->other)
-		return fetch_from(crew, copy, copy->from, target, crew->deadline_ns, e);
+		return fetch_from(crew, copy, false, target, crew->deadline_ns, e);
 	if (!is_slow) {
 		struct error words = { 0 };
 
-		r = fetch_from(crew, copy, copy->from, target,
-			       limit_ns < crew->deadline_ns ? limit_ns : crew->deadline_ns, &words);
+		r = fetch_from(crew, copy, false, target, limit_ns < crew->deadline_ns ? limit_ns : crew->deadline_ns,
+			       &words);
 		if (r == -ETIMEDOUT)
 			note_slow(crew, copy->from, words.text);
 		if (!r || r == -ECANCELED || r == -ENOMEM || r == -ERR_ECHANGED)
 			return r ? error_set(e, r, "%s", words.text) : 0;
 	}
-	return fetch_from(crew, copy, copy->other, target, crew->deadline_ns, e);
+	return fetch_from(crew, copy, true, target, crew->deadline_ns, e);
 }
 
 /* Before saves that wait: those may wait for the end of this one. */
@@ -353,11 +377,28 @@ static int begin_holding(struct groups *groups, const struct msg_g_copy *msg, co
 	return r;
 }
 
-static int answer_made(const struct copy *copies, size_t n, struct buf *answer)
+static int add_sources(const struct source *sources, size_t n, struct list_buf *list)
+{
+	int r = 0;
+
+	for (size_t i = 0; !r && i < n; i++) {
+		const struct elem_g_source elem = { .node = (uint32_t)i,
+						    .bytes = sources[i].bytes,
+						    .busy_ns = sources[i].busy_ns };
+
+		if (elem.busy_ns)
+			r = elem_g_source_append(list, &elem);
+	}
+	return r;
+}
+
+static int answer_made(const struct crew *crew, size_t n_nodes, struct buf *answer)
 {
 	_cleanup_(list_buf_fini) struct list_buf list = { 0 };
-	struct msg_numbers numbers;
-	int r = 0;
+	_cleanup_(list_buf_fini) struct list_buf sources = { 0 };
+	const struct copy *copies = crew->work;
+	size_t n = crew->n;
+	int r = add_sources(crew->sources, n_nodes, &sources);
 
 	for (size_t i = 0; !r && i < n; i++) {
 		struct elem_u32 number = { .v = copies[i].block.block };
@@ -365,8 +406,8 @@ static int answer_made(const struct copy *copies, size_t n, struct buf *answer)
 		if (copies[i].made)
 			r = elem_u32_append(&list, &number);
 	}
-	numbers.numbers = list_buf_view(&list);
-	return r ? r : msg_numbers_encode(&numbers, answer);
+	const struct msg_g_copy_reply reply = { .made = list_buf_view(&list), .sources = list_buf_view(&sources) };
+	return r ? r : msg_g_copy_reply_encode(&reply, answer);
 }
 
 static int serve_copy(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
@@ -387,9 +428,17 @@ static int serve_copy(void *arg, const char *from, struct view body, uint64_t de
 	_cleanup_(cleanup_msave_put) struct msave *save = msave_held(arg, msg.save_id, msg.epoch, from, &r, e);
 	if (!save)
 		return r;
-	struct crew crew = { .save = save, .one = copy_one, .n = n, .deadline_ns = deadline_ns, .work = copies };
+	_cleanup_(cleanup_mem) struct source *sources = calloc(msg.nodes.count + 1, sizeof(*sources));
+	if (!sources)
+		return -ENOMEM;
+	struct crew crew = { .save = save,
+			     .one = copy_one,
+			     .n = n,
+			     .deadline_ns = deadline_ns,
+			     .work = copies,
+			     .sources = sources };
 	r = crew_run(&crew, "copy", COPY_FIBERS, e);
-	return r ? r : answer_made(copies, n, answer);
+	return r ? r : answer_made(&crew, msg.nodes.count, answer);
 }
 
 /* ---- what this node holds, for a successor of the coordinator --------------------------------------------------------- */

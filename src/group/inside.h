@@ -270,11 +270,12 @@ struct block_report {
 };
 
 struct node_state {
-	char why[160]; /* it is lost */
-	bool lost;     /* left out from here on, whatever becomes of it */
-	bool joined;   /* holds copies that the plan did not name */
-	bool keeps;    /* what a successor needs */
-	bool slow;     /* it writes far less than the others do: nothing is given to it if another can have it */
+	char why[160];	   /* it is lost */
+	bool lost;	   /* left out from here on, whatever becomes of it */
+	bool joined;	   /* holds copies that the plan did not name */
+	bool keeps;	   /* what a successor needs */
+	bool slow;	   /* it writes far less than the others do: nothing is given to it if another can have it */
+	bool sends_slowly; /* copies, likewise: none is asked of it if another has the block, too */
 };
 
 struct csave {
@@ -340,6 +341,8 @@ int save_list_nodes(const struct csave *save, struct list_buf *names);
 /* A node is left out of the save from here on: it is dead, silent, or another than before. */
 void save_lose_node(struct csave *save, size_t node, const char *why);
 void save_lose_called(struct csave *save, const struct fan_call *calls, size_t n); /* those that are lost */
+/* A node is far behind the others at what @how says, one of its struct node_state: it is named in the log and to the ranks, once. */
+void save_name_slow(struct csave *save, size_t node, bool *how, const char *words);
 /* -ERR_ENODE naming the node and the item: the last copy of @block is lost. */
 int save_block_lost(const struct csave *save, size_t block, struct error *e);
 

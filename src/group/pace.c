@@ -108,6 +108,16 @@ bool pace_is_slow(const struct pace *pace, size_t i)
 	return node->pace < others_pace(pace, node) / PACE_PART;
 }
 
+bool pace_was_slow(const struct pace *pace, size_t i)
+{
+	const struct pace_node *node = &pace->nodes[i];
+
+	CHECK(i < pace->n);
+	if (!counts(node) || node->took_ns < PACE_LOOKS * PACE_LOOK_MS * NS_PER_MS)
+		return false;
+	return node->pace < others_pace(pace, node) / PACE_PART;
+}
+
 bool pace_is_hopeless(const struct pace *pace, size_t i)
 {
 	const struct pace_node *node = &pace->nodes[i];

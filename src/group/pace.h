@@ -45,3 +45,5 @@ void pace_look(struct pace *pace, const uint64_t *done, uint64_t now_ns);
 bool pace_is_slow(const struct pace *pace, size_t node);
 /* And that others, at their pace, would have written all of it anew before it has written the rest. */
 bool pace_is_hopeless(const struct pace *pace, size_t node);
+/* Of one that has ended: it took so many looks or longer, and far longer than others for what it had to do. */
+bool pace_was_slow(const struct pace *pace, size_t node);

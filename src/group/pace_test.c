@@ -272,6 +272,24 @@ static void who_comes_later_is_no_measure_at_first(void **state)
 	assert_true(pace_is_slow(&race.pace, 3));
 }
 
+/* What each has done is over, as when nodes have sent copies. */
+static void of_those_that_have_ended_who_took_far_longer_was_slow(void **state)
+{
+	struct race race;
+
+	race_begin(&race, 100 * MB);
+	for (size_t i = 0; i < NODES; i++)
+		race.nodes[i].took_ns = i == 1 ? 9 * NS_PER_S : 2 * NS_PER_S;
+	race_on(&race, 1, (const uint64_t[NODES]){ 0 });
+	for (size_t i = 0; i < NODES; i++)
+		assert_int_equal(pace_was_slow(&race.pace, i), i == 1);
+	race_begin(&race, 100 * MB);
+	for (size_t i = 0; i < NODES; i++) /* as far behind, and nobody has waited for it */
+		race.nodes[i].took_ns = i == 1 ? NS_PER_S : NS_PER_S / 10;
+	race_on(&race, 1, (const uint64_t[NODES]){ 0 });
+	assert_false(pace_was_slow(&race.pace, 1));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -289,6 +307,7 @@ int main(void)
 		cmocka_unit_test(what_a_node_says_never_falls),
 		cmocka_unit_test(who_is_given_more_begins_anew),
 		cmocka_unit_test(who_is_relieved_has_less_to_write),
+		cmocka_unit_test(of_those_that_have_ended_who_took_far_longer_was_slow),
 		cmocka_unit_test(who_comes_later_is_no_measure_at_first),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -528,6 +528,22 @@ void save_lose_called(struct csave *save, const struct fan_call *calls, size_t n
 			save_lose_node(save, calls[i].index, calls[i].error.text);
 }
 
+void save_name_slow(struct csave *save, size_t node, bool *how, const char *words)
+{
+	const struct node_state *state = &save->nodes[node];
+	bool known = state->slow || state->sends_slowly;
+
+	if (*how)
+		return;
+	*how = true;
+	if (!known) {
+		save->n_slow++;
+		trace_slow(save, save->recipe->nodes[node]);
+	}
+	logm(LOG_WARN, "save.node-slow", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " peer=%s words=\"%s\"",
+	     save->save_id, save->group->name, save->bundle, save->step, save->recipe->nodes[node], words);
+}
+
 int save_block_lost(const struct csave *save, size_t block, struct error *e)
 {
 	const struct recipe *recipe = save->recipe;

@@ -9,10 +9,8 @@
  * given later is a batch of its own.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 
-#include "base/log.h"
 #include "base/point.h"
 #include "group/inside.h"
 #include "group/pace.h"
@@ -160,17 +158,10 @@ static int ask(struct uploads *uploads, const bool *whom, bool give_up, uint64_t
 
 static void name_slow(struct csave *save, size_t node, bool gives)
 {
-	struct node_state *state = &save->nodes[node];
-
-	if (state->slow)
-		return;
-	state->slow = true;
-	save->n_slow++;
-	trace_slow(save, save->recipe->nodes[node]);
+	save_name_slow(save, node, &save->nodes[node].slow,
+		       gives ? "others write what it had to write" :
+			       "nobody else can write what it has to: it is waited for");
 	point_reached(POINT_NODE_SLOW);
-	logm(LOG_WARN, "save.node-slow", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " peer=%s words=\"%s\"",
-	     save->save_id, save->group->name, save->bundle, save->step, save->recipe->nodes[node],
-	     gives ? "others write what it had to write" : "nobody else can write what it has to: it is waited for");
 }
 
 /* Names those that are slow, and has given up what others can write sooner. */
@@ -182,7 +173,7 @@ static int judge(struct uploads *uploads)
 	for (size_t i = 0; i < pace->n; i++) {
 		bool gives = uploads->asked[i] && uploads->may_give[i] && pace_is_hopeless(pace, i);
 
-		if (uploads->asked[i] && pace_is_slow(pace, i))
+		if (uploads->asked[i] && !uploads->save->nodes[i].slow && pace_is_slow(pace, i))
 			name_slow(uploads->save, i, gives);
 		uploads->asked[i] = gives;
 		any |= gives;

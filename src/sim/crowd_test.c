@@ -426,19 +426,51 @@ static void a_node_that_is_slow_for_a_second_is_not_named(void **state)
 
 enum { REPLICAS = 2, REPLICA_BYTES = 32 * MIB };
 #define SENDING_RATE UINT64_C(1000000) /* bytes per s: half of the replica in 17 s */
+#define SENT_PART    (4 * MIB)	       /* 4.2 s */
 #define SENT_NS	     (8 * NS_PER_S)    /* it is given 3 s, and a moment to stop; all others need 50 ms */
+
+static int save_to_be_sent(struct crowd_rank *rank, const struct crowd_item *item, uint32_t copies)
+{
+	const struct core_save_options options = { .copies = copies };
+	int r = crowd_save(rank, "sent", 1, &options, item, 1, NULL);
+
+	laziness.took_ns = stat_of(&rank->stats, "staged_ns") - stat_of(&rank->stats, "captured_ns");
+	laziness.slow = stat_of(&rank->stats, "slow_nodes");
+	return r;
+}
 
 static int save_replicas(struct crowd_rank *rank)
 {
 	uint8_t *bytes = must_alloc(REPLICA_BYTES);
 	const struct crowd_item item = { "replica", REPLICA_BYTES, 0, REPLICA_BYTES, bytes };
-	const struct core_save_options options = { .copies = 3 };
 
 	noise(bytes, REPLICA_BYTES, 1);
-	int r = crowd_save(rank, "sent", 1, &options, &item, 1, NULL);
-	laziness.took_ns = stat_of(&rank->stats, "staged_ns") - stat_of(&rank->stats, "captured_ns");
+	int r = save_to_be_sent(rank, &item, 3);
 	free(bytes);
 	return r;
+}
+
+/* Nobody but its node can send a rank's part. */
+static int save_parts(struct crowd_rank *rank)
+{
+	uint8_t *bytes = must_alloc(SENT_PART);
+	const struct crowd_item item = { "parts", SLOW_RANKS * SENT_PART, rank->number * SENT_PART, SENT_PART, bytes };
+
+	noise(bytes, SENT_PART, rank->number + 1);
+	int r = save_to_be_sent(rank, &item, 2);
+	free(bytes);
+	return r;
+}
+
+static int parting_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "sent", "0", SLOW_RANKS, .live = save_parts };
+
+	for (unsigned i = 0; i < SLOW_RANKS; i++)
+		if (laziness.lazy[i])
+			sim_env(crowd->nodes[i].env)->rate_bytes_per_s = SENDING_RATE;
+	crowd_work(crowd, &job);
+	return 0;
 }
 
 static int sending_story(struct crowd *crowd)
@@ -455,7 +487,20 @@ static void a_copy_that_its_source_sends_slowly_comes_from_another(void **state)
 	for (uint64_t seed = 1; seed <= 3; seed++) {
 		crowd_play(seed, 3, 96 * MIB, sending_story);
 		assert_in_range(laziness.took_ns, 0, SENT_NS);
+		assert_int_equal(laziness.slow, 1);
 	}
+}
+
+static void a_node_that_sends_its_copies_slowly_is_named_to_the_ranks(void **state)
+{
+	laziness = (struct laziness){ .lazy = { [1] = true } };
+	crowd_play(1, SLOW_RANKS, 96 * MIB, parting_story);
+	assert_in_range(laziness.took_ns, 4 * NS_PER_S, SENT_NS);
+	assert_int_equal(laziness.slow, 1);
+	laziness = (struct laziness){ .lazy = { true, true, true } }; /* that is how they are */
+	crowd_play(2, SLOW_RANKS, 96 * MIB, parting_story);
+	assert_in_range(laziness.took_ns, 4 * NS_PER_S, 2 * SENT_NS);
+	assert_int_equal(laziness.slow, 0);
 }
 
 int main(void)
@@ -472,6 +517,7 @@ int main(void)
 		cmocka_unit_test(a_store_that_is_slow_makes_no_node_slow),
 		cmocka_unit_test(a_node_that_is_slow_for_a_second_is_not_named),
 		cmocka_unit_test(a_copy_that_its_source_sends_slowly_comes_from_another),
+		cmocka_unit_test(a_node_that_sends_its_copies_slowly_is_named_to_the_ranks),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

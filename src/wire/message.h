@@ -59,7 +59,7 @@
 	X(70, G_RESERVE) /* msg_g_reserve -> msg_g_reserve_reply. From the coordinator, as the next ones */ \
 	X(71, G_CAPTURE) /* msg_g_capture -> msg_g_capture_reply */                          \
 	X(72, G_DIGEST) /* msg_save_id -> msg_g_capture_reply: hash what a hinted capture copied */ \
-	X(73, G_COPY)  /* msg_g_copy -> msg_numbers: the blocks that came */                 \
+	X(73, G_COPY)  /* msg_g_copy -> msg_g_copy_reply */                                  \
 	X(74, G_UPLOAD) /* msg_g_upload -> msg_g_pace_reply */                               \
 	X(75, G_STAGE) /* msg_g_stage -> empty */                                            \
 	X(76, G_FAIL)  /* msg_g_stage -> empty. To the coordinator: a rank cancels a save */ \
@@ -258,6 +258,9 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(u64, save_id) F(list, nodes) F(list, blocks) F(u64, epoch) F(str, tenant) F(str, group) F(u64, incarnation) \
 	F(str, bundle) F(u64, step)
 #define MSG_numbers(F)	       F(list, numbers) /* of u32, rising */
+/* made: numbers of the blocks that came, u32. sources: what came from each node of the order's, and how long something was on its way. */
+#define ELEM_g_source(F)       F(u32, node) F(u64, bytes) F(u64, busy_ns)
+#define MSG_g_copy_reply(F)    F(list, made) F(list, sources)
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
 #define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks) F(u64, epoch) F(u64, number)
 /*
@@ -324,11 +327,11 @@ enum capture_mode { CAPTURE_COPY, CAPTURE_CHECK };
 	X(list_reply) X(label) X(delete) X(status_reply) X(verify) X(verify_reply) X(rebuild_reply) X(meta) X(meta_reply)   \
 	X(fetch) X(fetch_reply) X(g_join) X(g_offer) X(g_lost) X(g_reserve) X(g_capture) X(g_capture_reply) X(save_id)     \
 	X(g_copy) X(g_upload) X(g_stage) X(g_want) X(g_want_reply) X(cancel) X(prove) X(g_reserve_reply) X(retain) X(collect) \
-	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave) X(g_pace) X(g_pace_reply) \
+	X(collect_reply) X(numbers) X(g_ask) X(g_end) X(g_keep) X(g_recover) X(g_recover_reply) X(g_staged) X(g_staged_reply) X(trace) X(trace_reply) X(g_trace) X(peer_status) X(g_wave) X(g_pace) X(g_pace_reply) X(g_copy_reply) \
 	X(forgo) X(g_forgo)
 #define ELEM_LIST(X)                                                                                                     \
 	X(item) X(attribute) X(grant) X(filled) X(stat) X(item_info) X(want) X(block) X(token) X(bundle) X(label) X(version) \
-	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(u32) X(step)       \
+	X(node) X(save_status) X(damage) X(rank_offer) X(g_block) X(g_receive) X(g_filled) X(g_copy) X(name) X(g_put) X(g_source) X(u32) X(step)       \
 	X(place) X(report) X(g_recovered) X(g_ended) X(station) X(hop) X(trace)
 
 /* clang-format on */
