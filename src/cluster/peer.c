@@ -206,6 +206,7 @@ static int link_start(struct link *link, struct error *e)
 	if (!r && link->kind == GREET_BULK)
 		r = net_bulk_start(link->conn);
 	if (!r && link->kind == GREET_CONTROL) {
+		net_read_ahead(link->conn);
 		link->timer.fn = on_pulse;
 		r = timer_arm(env->loop, &link->timer, env_in_ms(env, PEER_PING_MS));
 	} else if (!r) {

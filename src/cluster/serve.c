@@ -216,6 +216,8 @@ static void on_greeting(struct incoming *in, const struct frame_head *head, stru
 	r = greet_welcome(&in->greeting, &now);
 	if (!r && in->kind == GREET_BULK)
 		r = net_bulk_start(in->conn);
+	else if (!r)
+		net_read_ahead(in->conn);
 	if (r)
 		incoming_end(in);
 }

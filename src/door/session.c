@@ -327,6 +327,7 @@ void session_accepted(void *arg, struct net_conn *conn)
 	const struct net_events events = { .frame = on_frame, .down = on_down, .arg = session };
 	net_limit_body(conn, HELLO_BODY_MAX);
 	net_refuse_bulk(conn);
+	net_read_ahead(conn);
 	net_adopt(conn, &events);
 	int r = net_peer_watch(conn, on_process_end, session);
 	if (!r)

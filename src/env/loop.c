@@ -222,6 +222,12 @@ static void run_tasks(struct loop *loop)
 	}
 }
 
+bool loop_is_busy(const struct loop *loop)
+{
+	CHECK_MAGIC(loop, LOOP_MAGIC);
+	return !list_empty(&loop->ready);
+}
+
 /* ---- the loop ---- */
 
 struct loop *loop_new(const struct clockwork *clockwork)

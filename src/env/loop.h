@@ -49,6 +49,7 @@ struct task {
 void loop_post(struct loop *loop, struct task *task);	     /* loop's thread */
 void loop_post_remote(struct loop *loop, struct task *task); /* any thread */
 void task_cancel(struct task *task);			     /* loop's thread, tasks of loop_post() only */
+bool loop_is_busy(const struct loop *loop);		     /* loop's thread: tasks are ready */
 
 /* A thing to do at a time. Zero it before first use. Equal times fire in the order in which they were armed. */
 struct timer {

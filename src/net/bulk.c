@@ -374,7 +374,7 @@ int net_bulk_start(struct net_conn *conn)
 	CHECK_MAGIC(conn, CONN_MAGIC);
 	if (conn->state == CONN_DOWN)
 		return -ENOTCONN;
-	CHECK(conn->state == CONN_OPEN);
+	CHECK(conn->state == CONN_OPEN && !conn->reads_ahead);
 	conn_move(conn, CONN_TURNING);
 	loop_post(conn->env->loop, &conn->work);
 	return 0;

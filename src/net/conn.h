@@ -55,6 +55,12 @@ struct net_conn {
 	uint8_t *body;
 	uint32_t body_max; /* bytes that a body may have */
 	bool no_bulk;	   /* chunks are refused */
+	bool waited;	   /* to send, for tasks that were ready and may have something to say */
+
+	/* Bytes behind the frame that is arriving, where bulk never comes: one call for all of them. */
+	bool reads_ahead;
+	uint8_t *early;
+	size_t early_at, early_len;
 
 	struct list out; /* struct out_frame */
 	size_t queued_bytes;

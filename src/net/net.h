@@ -62,6 +62,8 @@ int net_send(struct net_conn *conn, const struct frame_head *head, struct view b
 void net_limit_body(struct net_conn *conn, uint32_t bytes_max);
 /* A bulk chunk costs the connection, too, until net_bulk_start(): else the first one waits for that. */
 void net_refuse_bulk(struct net_conn *conn);
+/* It never turns to bulk: what comes behind a frame may be read in the same call. */
+void net_read_ahead(struct net_conn *conn);
 /* Accepts NULL. No events after it; what was queued may be lost; transfers on it complete with -ECANCELED, later. */
 void net_close(struct net_conn *conn);
 /* As net_close once the queue is empty, or after 2 s: for last words. No events after this call either. */

@@ -94,6 +94,44 @@ static void a_frame_may_be_split_at_every_byte(void **state)
 	raw_close(&raw);
 }
 
+static void frames_that_are_read_ahead_arrive_whole_and_in_order(void **state)
+{
+	static const size_t lens[] = { 0, 10, 4000, 4032, 4095, 4096, 4097, 20000 };
+	enum { FRAMES = 64, PIECE = 3001 };
+	static uint8_t stream[FRAMES * (FRAME_HEAD_BYTES + 20000)], body[20000];
+	struct bed *bed = *state;
+	uint64_t bytes = 0;
+	size_t end = 0;
+	struct raw raw;
+	struct side *side = raw_connect(bed, &raw);
+
+	net_refuse_bulk(side->conn);
+	net_read_ahead(side->conn);
+	for (unsigned i = 0; i < FRAMES; i++) {
+		const struct frame_head head = { .type = TYPE_DATA, .request = i };
+		size_t len = lens[i * 5 % ARRAY_LEN(lens)];
+
+		memset(body, (int)i, len);
+		end += raw_frame(stream + end, &head, body, len);
+		bytes += len;
+	}
+	for (size_t at = 0; at < end; at += PIECE) {
+		size_t n = end - at < PIECE ? end - at : PIECE;
+
+		raw_write(&raw, stream + at, n);
+		if (at % 2)
+			drive(bed, side_received(side) == at + n);
+	}
+	drive(bed, side->n_frames == FRAMES);
+	assert_true(side->in_order && side->body_bytes == bytes);
+	assert_true(side_received(side) == end);
+	assert_memory_equal(side->body.ptr, body, side->head.body_bytes);
+	raw_write(&raw, stream, FRAME_HEAD_BYTES - 1);
+	raw_close(&raw);
+	drive(bed, side->n_down);
+	assert_non_null(strstr(side->words, "in the middle of a frame"));
+}
+
 static void hearing_a_peer_is_noted(void **state)
 {
 	struct bed *bed = *state;
@@ -433,6 +471,7 @@ int net_suite_run(const char *name, struct net_suite *suite, const struct CMUnit
 		TEST(frames_of_no_bytes_and_of_a_mebibyte_arrive),
 		TEST(many_frames_arrive_in_order_both_ways),
 		TEST(a_frame_may_be_split_at_every_byte),
+		TEST(frames_that_are_read_ahead_arrive_whole_and_in_order),
 		TEST(hearing_a_peer_is_noted),
 		TEST(garbage_costs_the_connection_and_no_frame_is_seen),
 		TEST(a_foreign_major_is_refused_and_shown_ours),

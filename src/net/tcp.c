@@ -3,8 +3,8 @@
  *
  * All I/O happens in one task per connection, which ready events and senders post. So frames that are queued in one go leave
  * in one call, and nothing calls back into a user who is calling. A frame is read head first and its body exactly, never
- * beyond: a body is allocated only after its head was checked, and what follows the last control frame stays in the stream
- * for bulk.c.
+ * beyond, but where bulk never comes: a body is allocated only after its head was checked, and what follows the last control
+ * frame stays in the stream for bulk.c.
  */
 #include <assert.h>
 #include <errno.h>
@@ -19,6 +19,7 @@
 #define LISTENER_MAGIC	UINT32_C(0x6574734c) /* "Lste" */
 #define FRAMES_A_TURN	16		     /* read from one connection before others get their turn */
 #define FRAMES_A_SEND	16		     /* gathered into one call */
+#define EARLY_BYTES	4096		     /* read ahead of frames */
 #define ACCEPTS_A_TURN	64
 #define ACCEPT_AGAIN_MS 100  /* after a failure such as EMFILE: nothing else would wake the listener */
 #define LINGER_MS	2000 /* how long last words may take */
@@ -78,6 +79,7 @@ void conn_put(struct net_conn *conn)
 	drop_queue(conn);
 	map_fini(&conn->expected);
 	free(conn->body);
+	free(conn->early);
 	free(conn->scratch);
 	conn->magic = 0;
 	free(conn);
@@ -279,15 +281,42 @@ static int stream_ended(const struct net_conn *conn, ssize_t r, struct error *e)
 	return error_set(e, (int)r, "the connection broke%s: %s", where, error_meaning((int)r));
 }
 
+/* Takes up to @want bytes, as recv does, from what was read ahead or from the stream. */
+static ssize_t take(struct net_conn *conn, uint8_t *p, size_t want)
+{
+	const struct env_ops *ops = conn->env->ops;
+
+	if (conn->early_at == conn->early_len) {
+		bool ahead = conn->reads_ahead && want < EARLY_BYTES;
+
+		if (!conn->readable)
+			return -EAGAIN;
+		if (ahead && !conn->early)
+			conn->early = malloc(EARLY_BYTES);
+		ahead = ahead && conn->early;
+		ssize_t n = ahead ? ops->recv(conn->stream, conn->early, EARLY_BYTES) :
+				    ops->recv(conn->stream, p, want);
+		if (n > 0)
+			conn_heard(conn, (size_t)n);
+		if (n <= 0 || !ahead)
+			return n;
+		conn->early_at = 0;
+		conn->early_len = (size_t)n;
+	}
+	size_t left = conn->early_len - conn->early_at, n = want < left ? want : left;
+	memcpy(p, conn->early + conn->early_at, n);
+	conn->early_at += n;
+	return (ssize_t)n;
+}
+
 /* Reads on until @p has @want bytes: 0. Else -EAGAIN, or why the connection is lost. */
 static int fill(struct net_conn *conn, uint8_t *p, size_t want, size_t *have, struct error *e)
 {
 	while (*have < want) {
-		ssize_t n = conn->readable ? conn->env->ops->recv(conn->stream, p + *have, want - *have) : -EAGAIN;
+		ssize_t n = take(conn, p + *have, want - *have);
 
 		if (n > 0) {
 			*have += (size_t)n;
-			conn_heard(conn, (size_t)n);
 			continue;
 		}
 		if (n != -EAGAIN || conn->broken)
@@ -416,6 +445,13 @@ void net_refuse_bulk(struct net_conn *conn)
 	conn->no_bulk = true;
 }
 
+void net_read_ahead(struct net_conn *conn)
+{
+	CHECK_MAGIC(conn, CONN_MAGIC);
+	CHECK(conn->no_bulk);
+	conn->reads_ahead = true;
+}
+
 /* ---- the task ---- */
 
 static void settle_connect(struct net_conn *conn)
@@ -435,6 +471,14 @@ static void settle_connect(struct net_conn *conn)
 	conn->events.up(conn->events.arg);
 }
 
+/* Whoever is ready to run may have more to send: that goes in the same call. Once, so that nobody waits long. */
+static bool waits_for_others(struct net_conn *conn)
+{
+	conn->waited = !conn->waited && conn->state == CONN_OPEN && !list_empty(&conn->out) &&
+		       loop_is_busy(conn->env->loop);
+	return conn->waited;
+}
+
 static void work(struct task *task)
 {
 	struct net_conn *conn = container_of(task, struct net_conn, work);
@@ -444,7 +488,9 @@ static void work(struct task *task)
 		settle_connect(conn);
 	if (conn->state == CONN_OPEN)
 		receive(conn);
-	if (conn->state == CONN_OPEN || conn->state == CONN_ENDING || conn->state == CONN_TURNING)
+	if (waits_for_others(conn))
+		post_work(conn);
+	else if (conn->state == CONN_OPEN || conn->state == CONN_ENDING || conn->state == CONN_TURNING)
 		flush(conn);
 
 	bool all_sent = list_empty(&conn->out);

@@ -127,6 +127,34 @@ static void words_that_came_before_the_break_are_read(void **state)
 	assert_int_equal(side->reason, -ECONNRESET);
 }
 
+/* Not in the simulator, whose time stands still while tasks are ready. */
+struct busy {
+	struct task task;
+	struct bed *bed;
+};
+
+static void busy_run(struct task *task)
+{
+	loop_post(container_of(task, struct busy, task)->bed->loop, task);
+}
+
+static void frames_leave_also_when_somebody_is_always_ready_to_run(void **state)
+{
+	struct bed *bed = *state;
+	struct busy busy = { .task.fn = busy_run, .bed = bed };
+	struct side client = { 0 };
+
+	side_connect(bed, &client);
+	drive(bed, bed->n_accepted == 1 && client.is_up);
+	loop_post(bed->loop, &busy.task);
+	for (unsigned i = 0; i < 10; i++) {
+		assert_int_equal(side_send(&client, i, NULL, 0), 0);
+		drive(bed, bed->accepted[0].n_frames == i + 1);
+	}
+	task_cancel(&busy.task);
+	side_close(&client);
+}
+
 static void note_gone(void *arg)
 {
 	*(bool *)arg = true;
@@ -169,6 +197,7 @@ int main(void)
 	const struct CMUnitTest more[] = {
 		TEST(an_arena_goes_along_with_its_frame),
 		TEST(words_that_came_before_the_break_are_read),
+		TEST(frames_leave_also_when_somebody_is_always_ready_to_run),
 		TEST(the_peer_of_a_unix_connection_is_known),
 		TEST(a_watch_tells_when_the_peers_process_ends),
 	};
