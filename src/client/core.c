@@ -88,8 +88,10 @@ static int put_message(struct core *core, struct frame_head *head, struct view b
 	do {
 		r = put_frame(&core->out, head, body_cut(head, &body));
 	} while (!r && body.len);
-	if (!r)
+	if (!r) {
+		core->urgent = true;
 		return 0;
+	}
 	core->out.len = len;
 	return error_set(e, r, "no memory for a message to the daemon");
 }
@@ -99,12 +101,18 @@ struct view core_output(const struct core *core)
 	return view_of(core->out.ptr + core->out_at, core->out.len - core->out_at);
 }
 
+bool core_is_urgent(const struct core *core)
+{
+	return core->urgent;
+}
+
 void core_sent(struct core *core, size_t len)
 {
 	core->out_at += len;
 	CHECK(core->out_at <= core->out.len);
 	if (core->out_at == core->out.len) {
 		core->out.len = core->out_at = 0;
+		core->urgent = false;
 		if (core->out.cap > OUT_KEPT_MAX)
 			buf_fini(&core->out);
 	} else if (core->out_at > core->out.len / 2) {
@@ -150,6 +158,14 @@ void core_tell_encoded(struct core *core, enum msg_type type, const struct buf *
 		core_lose(core, encoded, "no memory for a message to the daemon");
 	else
 		core_tell(core, type, view_buf(body));
+}
+
+void core_tell_later(struct core *core, enum msg_type type, const struct buf *body, int encoded)
+{
+	bool urgent = core->urgent;
+
+	core_tell_encoded(core, type, body, encoded);
+	core->urgent = urgent;
 }
 
 /* ---- ends ------------------------------------------------------------------------------------------------------------- */

@@ -53,6 +53,7 @@ void core_free(struct core *core);
 /* Bytes from the daemon. 0; negative: the conversation is over, as after core_lose(), and the stream is to be closed. */
 int core_feed(struct core *core, const void *bytes, size_t len, struct error *e);
 struct view core_output(const struct core *core); /* what is to be sent now; valid until the next call */
+bool core_is_urgent(const struct core *core);	  /* false: it may wait a moment, for a message that goes at once */
 void core_sent(struct core *core, size_t len);	  /* so many bytes of it were */
 /* The stream ended, or the session does: everything fails with this, now and later. The first one counts. */
 void core_lose(struct core *core, int code, const char *words);

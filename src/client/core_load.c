@@ -57,7 +57,11 @@ static void tell_cancel(struct core_load *load)
 	const struct msg_cancel m = { .number = load->number };
 
 	load->cancel_due = false;
-	core_tell_encoded(load->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
+	int r = msg_cancel_encode(&m, &body);
+	if (load->phase == LOAD_SERVED) /* all has come: the next load may take it along */
+		core_tell_later(load->core, MSG_CANCEL, &body, r);
+	else
+		core_tell_encoded(load->core, MSG_CANCEL, &body, r);
 }
 
 /* The daemon has served all: is every target filled? */
@@ -83,7 +87,7 @@ static void load_settle(struct core_load *load)
 
 	if (!busy && load->phase == LOAD_SERVED) {
 		check_filled(load);
-		give_back_tokens(load);
+		list_buf_fini(&load->tokens); /* CANCEL gives all back */
 	}
 	if (!busy && load->cancel_due && !load->asked)
 		tell_cancel(load);
@@ -382,7 +386,8 @@ void load_work_done(struct core_load *load, struct work *work)
 			error_set(&failure, r, "item \"%.200s\": its pieces cannot be copied into the target: %s",
 				  load->wants[work->parts[0].want].name, error_meaning(r));
 			load_fail(load, &failure, true);
-		} else if (load->tokens.count >= TOKENS_MAX || !(load->queued + load->running)) {
+		} else if (load->tokens.count >= TOKENS_MAX ||
+			   (load->phase == LOAD_ASKED && !(load->queued + load->running))) {
 			give_back_tokens(load);
 		}
 	}

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <stdatomic.h>
 #include <pthread.h>
 #include <stdint.h>
 
@@ -26,7 +27,8 @@ struct daemon {
 	int arena_fd[2];
 	uint8_t *arena[2]; /* both are written here only to look at them, or to be read */
 	uint64_t bytes;	   /* of the item that was saved last */
-	uint32_t blocks, filled, cancelled;
+	uint32_t blocks, filled;
+	atomic_uint cancelled;
 };
 
 int daemon_set_up(void **state);    /* listens */

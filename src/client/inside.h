@@ -62,6 +62,7 @@ struct core {
 
 	struct buf in, out;
 	size_t out_at; /* bytes of out that were sent */
+	bool urgent;   /* some of the rest shall go at once */
 	struct body_joiner joiner;
 
 	uint64_t last_request, last_number; /* number: of saves and loads */
@@ -82,6 +83,8 @@ int core_ask(struct core *core, struct request *request, enum msg_type type, str
 /* As core_tell(), of a body whose encoder answered @encoded. Who cannot send is lost. */
 void core_tell_encoded(struct core *core, enum msg_type type, const struct buf *body, int encoded);
 void core_tell_forgone(struct core *core, const struct msg_forgo *m);
+/* Likewise, of what may wait a moment. */
+void core_tell_later(struct core *core, enum msg_type type, const struct buf *body, int encoded);
 /* The bytes [offset, offset + bytes) of an arena; NULL: there are none such. */
 uint8_t *core_span(const struct core *core, uint64_t arena, uint64_t offset, uint64_t bytes, bool writable);
 void core_end_future(struct core_future *future, const struct error *e); /* NULL: success */

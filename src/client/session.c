@@ -81,11 +81,20 @@ static bool send_all(struct forebay_session *session)
 	}
 }
 
-void session_flush(struct forebay_session *session)
+static void flush_all(struct forebay_session *session)
 {
 	if (!send_all(session))
 		rouse_pump(session);
 	if (core_has_work(session->core))
+		pthread_cond_broadcast(&session->more_work);
+}
+
+/* What may wait goes along with the next request, or as soon as the byte thread has the socket back: within LINGER_US or two. */
+void session_flush(struct forebay_session *session)
+{
+	if (core_is_urgent(session->core))
+		flush_all(session);
+	else if (core_has_work(session->core))
 		pthread_cond_broadcast(&session->more_work);
 }
 
@@ -187,7 +196,10 @@ static void run_little_work(struct forebay_session *session)
 	} while (n);
 }
 
-/* Waits for bytes, for a rouse, or for @timeout_ms (-1: for ever), and takes in what has come. Under the lock but while it waits. */
+/*
+ * Sends what is there, waits for bytes, for a rouse, or for @timeout_ms (-1: for ever), and takes in what has come. Under the lock
+ * but while it waits.
+ */
 static void pump_once(struct forebay_session *session, int64_t timeout_ms)
 {
 	struct pollfd fds[] = { { .fd = session->socket, .events = POLLIN },
@@ -197,7 +209,7 @@ static void pump_once(struct forebay_session *session, int64_t timeout_ms)
 	ssize_t n = -EAGAIN;
 	uint64_t count;
 
-	if (core_output(session->core).len)
+	if (!send_all(session))
 		fds[0].events |= POLLOUT;
 	pthread_mutex_unlock(&session->lock);
 	poll(fds, ARRAY_LEN(fds), timeout_ms > INT_MAX ? INT_MAX : (int)timeout_ms); /* EINTR is a spurious wake */
@@ -409,7 +421,7 @@ static void *copy_thread(void *arg)
 			continue;
 		}
 		run_some(session, &work, 1);
-		session_flush(session);
+		flush_all(session);
 	}
 	pthread_mutex_unlock(&session->lock);
 	return NULL;

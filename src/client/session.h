@@ -81,7 +81,7 @@ struct forebay_session {
 /* Locks, unless this process was forked off (-ERR_EFORKED, with words). */
 int session_enter(struct forebay_session *session, struct error *e);
 bool session_is_foreign(const struct forebay_session *session); /* in a forked process: touch nothing */
-void session_leave(struct forebay_session *session);		/* sends what there is, rouses copiers, unlocks */
+void session_leave(struct forebay_session *session);		/* sends what is urgent, rouses copiers, unlocks */
 void session_flush(struct forebay_session *session);		/* the first two of these */
 void session_ref(struct forebay_session *session);
 void session_unref(struct forebay_session *session); /* not under the lock */

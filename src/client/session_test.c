@@ -6,12 +6,14 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/daemon_suite.h"
@@ -158,6 +160,36 @@ static void a_save_is_captured_whatever_its_strides_and_comes_back(void **state)
 	forebay_future_free(durable); /* outlives everything */
 	free(matrix);
 	free(back);
+}
+
+/* Else blocks of an idle client would stay pinned. */
+static void what_a_load_held_is_given_back_without_another_call(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, GOOD);
+	struct matrix *matrix = calloc(1, sizeof(*matrix));
+	struct forebay_target target = { .size = sizeof(target), .name = "w", .data = matrix };
+	struct forebay_version *version;
+	struct forebay_future *loaded;
+	struct forebay_load *load;
+
+	d->bytes = sizeof(*matrix);
+	assert_int_equal(forebay_open(session, NULL, "ckpt", "latest", &version), 0);
+	for (unsigned i = 0; i < 20; i++) {
+		assert_int_equal(forebay_load_begin(version, NULL, &load), 0);
+		assert_int_equal(forebay_load_into(load, &target, 1), 0);
+		assert_int_equal(forebay_load_submit(load, &loaded), 0);
+		assert_int_equal(forebay_wait(loaded, 10000), 0);
+		forebay_future_free(loaded);
+		forebay_load_free(load);
+		time_t until = time(NULL) + 10;
+		while (i % 4 == 0 && d->cancelled != i + 1 && time(NULL) < until)
+			sched_yield();
+		assert_true(i % 4 || d->cancelled == i + 1);
+	}
+	forebay_close(version);
+	forebay_disconnect(session);
+	free(matrix);
 }
 
 static void a_futures_descriptor_tells_when_it_is_over(void **state)
@@ -502,6 +534,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(a_save_is_captured_whatever_its_strides_and_comes_back),
+		TEST(what_a_load_held_is_given_back_without_another_call),
 		TEST(a_futures_descriptor_tells_when_it_is_over),
 		TEST(many_threads_wait_for_one_future_and_the_daemon_dies),
 		TEST(callers_that_wait_at_the_same_time_all_get_their_answers),
