@@ -5,6 +5,7 @@ import mmap
 import random
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import forebay
@@ -347,6 +348,62 @@ def test_a_wrong_size_and_a_rank_twice_are_refused(cluster):
     ends = join(job.unique(), [1, 1], [2, 2])
     assert all(e and e.name in ("FOREBAY_ERANK", "ETIMEDOUT") for e in ends), ends
     assert any("rank 1 has joined twice" in str(e) and "node-0" in str(e) and "node-1" in str(e) for e in ends), ends
+
+
+def promptly(future, words):
+    """What the other rank was told: soon, and why."""
+    begun = time.monotonic()
+    with pytest.raises(forebay.Error, match=words) as failure:
+        future.result(LIMIT_S)
+    assert failure.value.name == "FOREBAY_ERANK" and time.monotonic() - begun < 10, failure.value
+
+
+def test_a_rank_that_is_refused_its_join_keeps_nobody_waiting(cluster, bundle):
+    words = "rank 1 on node node-1 cannot join: one session has at most 256 ranks"
+    with cluster.connect(0) as one, cluster.connect(1) as full, ThreadPoolExecutor(16) as pool:
+        filled = list(pool.map(lambda i: full.join(f"{bundle}/{i}", run="1", rank=0, size=1, timeout=LIMIT_S), range(256)))
+        waiting = pool.submit(one.join, bundle, run="1", rank=0, size=2, timeout=10 * LIMIT_S)
+        with pytest.raises(forebay.Error, match="at most 256 ranks") as failure:
+            full.join(bundle, run="1", rank=1, size=2, timeout=LIMIT_S)
+        assert failure.value.name == "EBUSY"
+        promptly(waiting, words)
+        with pytest.raises(forebay.Error, match="at most 256 ranks"):  # before anybody of that run has come
+            full.join(bundle, run="2", rank=1, size=2, timeout=LIMIT_S)
+        promptly(pool.submit(one.join, bundle, run="2", rank=0, size=2, timeout=10 * LIMIT_S), words)
+        for group in filled[:2]:
+            group.leave()
+        both = [pool.submit(fb.join, bundle, run="3", rank=rank, size=2, timeout=LIMIT_S) for rank, fb in enumerate((one, full))]
+        for group in both:
+            group.result(LIMIT_S).leave()
+
+
+def test_a_rank_that_is_refused_its_part_of_a_load_keeps_nobody_waiting(cluster, bundle):
+    words = "rank 1 on node node-1 cannot take part: one session has at most 1024 open versions"
+    with cluster.connect(0) as one, cluster.connect(1) as full, ThreadPoolExecutor() as pool:
+        joining = [pool.submit(fb.join, bundle, run="1", rank=rank, size=2, timeout=LIMIT_S) for rank, fb in enumerate((one, full))]
+        groups = [future.result(LIMIT_S) for future in joining]
+        saves = [group.save(bundle, step=1) for group in groups]
+        for rank, save in enumerate(saves):
+            save.add(f"w{rank}", noise(1000, rank))
+            save.submit()
+        for save in saves:
+            save.durable.wait(LIMIT_S)
+
+        def load(rank):
+            out = bytearray(1000)
+            with groups[rank].session.open(bundle, group=groups[rank]) as version, groups[rank].load(version) as loading:
+                loading.into(f"w{rank}", out)
+            return bytes(out)
+
+        opened = [full.open(bundle, 1) for _ in range(1024)]
+        for waits_first in (True, False):
+            waiting = pool.submit(load, 0) if waits_first else None
+            with pytest.raises(forebay.Error, match="at most 1024 open versions"):
+                load(1)
+            promptly(waiting or pool.submit(load, 0), words)
+        for version in opened:
+            version.close()
+        assert [future.result(LIMIT_S) for future in [pool.submit(load, rank) for rank in range(2)]] == [noise(1000, rank) for rank in range(2)]
 
 
 def test_a_step_is_saved_once_in_a_run(cluster, bundle):
