@@ -13,6 +13,8 @@
 #include "base/point.h"
 #include "bundle/inside.h"
 
+#define ENGINE_AWAY_MS 200 /* between two tries while the meta engine is away */
+
 /* What the slot says, the version must say. */
 static int adopt(struct bundles *bundles, const struct slot *slot, struct version *version)
 {
@@ -146,6 +148,22 @@ static int folded(uint64_t number, struct error *e)
 	return error_set(e, -ERR_ESTALEEPOCH, "another coordinator has burned version %" PRIu64, number);
 }
 
+/*
+ * The engine's node may be down, or just come up: it returns, by itself or started again, and until the deadline it is waited for: then nobody
+ * need be told that a version is published and not indexed. What the engine refuses, as on a full disk, is not tried again.
+ */
+static int index_in_time(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+			 enum root_state *ret, struct error *e)
+{
+	for (;;) {
+		int r = index_version(bundles, place, number, true, ret, deadline_ns, e);
+
+		if ((r != -EHOSTDOWN && r != -ECONNREFUSED && r != -EAGAIN) || env_now(bundles->env) >= deadline_ns ||
+		    fiber_sleep_until(env_in_ms(bundles->env, ENGINE_AWAY_MS)))
+			return r;
+	}
+}
+
 int publish_index(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e)
 {
@@ -153,8 +171,7 @@ int publish_index(struct bundles *bundles, const struct place *place, uint64_t n
 	struct error why = { 0 };
 	enum root_state state;
 	uint64_t floor;
-	int r = index_version(bundles, place, number, true, &state, deadline_ns > grace_ns ? deadline_ns : grace_ns,
-			      &why);
+	int r = index_in_time(bundles, place, number, deadline_ns > grace_ns ? deadline_ns : grace_ns, &state, &why);
 
 	if (!r && state == ROOT_FOLDED)
 		return folded(number, e);
