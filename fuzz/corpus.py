@@ -225,7 +225,7 @@ def main():
     for number, name in enumerate(("root", "deleted", "slot", "label", "generation", "items")):
         write("record", f"body-{name}", u8(number) + objects[name][64:-32])
     write("record", "entry", u8(17) + objects["blocks"][64:128])
-    write("frame", "hello", frame(1, 0, u8(1) + u32(1) + u32(1) + u64(0) + text("c") + u32(1) + text(NODE) + u64(9)))
+    write("frame", "hello", frame(1, 0, u8(1) + u32(1) + u32(1) + text("c") + u32(1) + text(NODE) + u64(9)))
     write("frame", "failure", frame(24, 1 | 2, u32(4100) + text("damaged"), generation=0, deadline_ms=0))
     write("frame", "chunk", frame(65, 0, b"", request=9, group=1 << 20, epoch=3 << 20, payload=8, deadline_ms=0) + SMALL)
     # Message number in MSG_LIST, then the body.
@@ -247,9 +247,9 @@ def said(kind, body=b"", flags=0, how=2):
 
 def conversations():
     """For the targets hello, door and peer: what is right, so that they begin inside."""
-    hello = u32(1) + u32(1) + u64(0)
+    hello = u32(1) + u32(1)
     peer = hello + text("c") + u32(1) + text("n1") + u64(1) + b"\1" * 32
-    reply = u32(1) + u64(0) + text("c") + u32(1) + text("n1") + u64(1) + u64(0)
+    reply = u32(1) + text("c") + u32(1) + text("n1") + u64(1)
     short = lambda kind, flags, body: struct.pack("<BBH", kind, flags, len(body)) + body  # noqa: E731
     write("hello", "accepts", u8(0) + short(1, 0, u8(1) + peer))
     write("hello", "accepts-bulk-proven", u8(1) + short(1, 0, u8(2) + peer) + short(3, 0, b"\0" * 32))
@@ -281,7 +281,7 @@ def conversations():
         68: key + u32(0) + text("gone") + text("r"), 69: key + text("b") + u64(1) + u64(1) + u32(1) + listed(u32(0)) + listed(),
         70: key + u64(9) + text("b") + u64(1) + u64(1) + u32(0) + listed() + listed(u32(0) + u32(64)), 71: u64(9) + u32(0), 72: u64(9),
         73: u64(9) + listed(text("n2")) + listed(u32(0) + b"\1" * 32 + u32(64) + u32(1) + u32(0)),
-        74: u64(9) + text("t/t/b/b/p/1-n0-0") + text("p") + listed(b"\1" * 32 + u64(4096) + u32(64) + u32(1)),
+        74: u64(9) + text("t/t/b/b/p/1-n0-0") + listed(b"\1" * 32 + u64(4096) + u32(64) + u32(1)),
         75: key + u64(9) + text("b") + u64(1) + u32(1) + u32(0) + text("") + u64(1) + listed(), 77: u64(9), 29: text("t") + u8(1), 2: b"",
     }  # fmt: skip
     frames = b"".join(said(kind, body) for kind, body in peers.items())

@@ -90,11 +90,11 @@ def frame(kind, body=b"", flags=0, request=1, **more):
 
 
 def client_hello(kind=0, least=1, most=1):
-    return u8(kind) + u32(least) + u32(most) + u64(0)
+    return u8(kind) + u32(least) + u32(most)
 
 
 def peer_hello(kind=CONTROL, cluster="", node="ghost", incarnation=0, nonce=b"\7" * 32, least=1, most=1):
-    return u8(kind) + u32(least) + u32(most) + u64(0) + text(cluster) + u32(0) + text(node) + u64(incarnation) + nonce
+    return u8(kind) + u32(least) + u32(most) + text(cluster) + u32(0) + text(node) + u64(incarnation) + nonce
 
 
 def proof(role, hello, reply, key=KEY):

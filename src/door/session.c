@@ -196,7 +196,6 @@ static int hello_answer(struct session *session, uint64_t request)
 		.generation = cluster_generation(cluster),
 		.node = view_str(cluster_node(cluster)),
 		.incarnation = cluster_incarnation(cluster),
-		.pool_bytes = capture->size + read->size,
 	};
 	const struct frame_head head = { .type = MSG_HELLO, .flags = FRAME_REPLY, .request = request };
 	int r = msg_hello_reply_encode(&m, &body);

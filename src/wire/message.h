@@ -91,11 +91,11 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 
 /* kind 0: a client; 1: a peer's control connection; 2: a peer's bulk connection (which carries chunks after the reply). */
 #define MSG_hello(F)                                                                                                     \
-	F(u8, kind) F(u32, major_min) F(u32, major_max) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) \
+	F(u8, kind) F(u32, major_min) F(u32, major_max) F(str, cluster) F(u32, generation) F(str, node) \
 	F(u64, incarnation) F(digest, nonce) /* nonce: all zero where no key is to be proven */
 #define MSG_hello_reply(F)                                                                                          \
-	F(u32, major) F(u64, features) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation)            \
-	F(u64, pool_bytes) F(digest, nonce)
+	F(u32, major) F(str, cluster) F(u32, generation) F(str, node) F(u64, incarnation)            \
+	F(digest, nonce)
 #define MSG_prove(F) F(digest, proof)
 
 #define MSG_join(F)	  F(str, group) F(str, run) F(u32, rank) F(u32, size)
@@ -262,7 +262,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_g_source(F)       F(u32, node) F(u64, bytes) F(u64, busy_ns)
 #define MSG_g_copy_reply(F)    F(list, made) F(list, sources)
 #define ELEM_g_put(F)	       F(digest, digest) F(u64, pack_offset) F(u32, bytes) F(u32, crc)
-#define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(str, pack_id) F(list, blocks) F(u64, epoch) F(u64, number)
+#define MSG_g_upload(F)	       F(u64, save_id) F(str, key) F(list, blocks) F(u64, epoch) F(u64, number)
 /*
  * give_up: the packs of the save that are being written here are not wanted any more. In the answer, bytes: that the store has taken of
  * those; given_up: to G_UPLOAD, the pack was given up and others write it.
