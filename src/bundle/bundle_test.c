@@ -615,6 +615,21 @@ static void a_labelled_version_is_not_deleted(struct shelf *shelf, struct shelf 
 	EXPECT_CALL(delete_it(other, 1, e), 0, e);
 }
 
+static void a_lease_stays_while_somebody_is_about_to_open_the_version(struct shelf *shelf, struct shelf *other,
+								      struct error *e)
+{
+	struct opening opening;
+	struct place place;
+
+	shelf_save(shelf, bundle, 1);
+	EXPECT_CALL(place_init(tenant(), view_str(bundle), &place, e), 0, e);
+	EXPECT_CALL(open_it(shelf, "1", e), 0, e); /* and is closed: its lease is given back soon */
+	opening_begin(shelf->bundles, &place, 1, &opening);
+	EXPECT_CALL(delete_it(other, 1, e), -EBUSY, e);
+	opening_end(&opening);
+	EXPECT_CALL(delete_it(other, 1, e), 0, e);
+}
+
 static void a_move_under_way_is_settled_before_a_deletion(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	for (uint64_t seed = 1; seed <= 3; seed++)
@@ -719,6 +734,7 @@ int main(void)
 		SHELF_STORY(a_move_cut_behind_its_object_has_happened_for_whoever_looks),
 		SHELF_STORY(a_deleted_version_is_gone_with_its_objects_and_its_number_is_not_used_again),
 		SHELF_STORY(a_labelled_version_is_not_deleted),
+		SHELF_STORY(a_lease_stays_while_somebody_is_about_to_open_the_version),
 		SHELF_STORY(a_move_under_way_is_settled_before_a_deletion),
 		SHELF_STORY(a_deletion_cut_at_any_step_is_finished_by_whoever_looks),
 		SHELF_STORY(lists_come_in_order_and_in_pages),

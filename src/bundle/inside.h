@@ -53,6 +53,7 @@ struct bundles {
 	struct backend *backend;
 	struct list cached; /* struct version, the last used first; each holds one reference */
 	unsigned n_cached;
+	struct list openings; /* struct opening */
 
 	/* what bundles_start() began */
 	bool started;
@@ -365,6 +366,16 @@ int tend_sweep(struct bundles *bundles);
 int segment_decode(struct bundles *bundles, struct version *version, const struct rec_segment *segment,
 		   struct view object, struct error *e);
 int version_complete(struct bundles *bundles, struct version *version, const struct rec_root *root, struct error *e);
+
+/* Somebody is about to open a version, and counts on its lease, which its last reader has not given back yet. */
+struct opening {
+	struct list link;
+	const struct place *place;
+	uint64_t number;
+};
+void opening_begin(struct bundles *bundles, const struct place *place, uint64_t number, struct opening *opening);
+void opening_end(struct opening *opening);
+bool is_opening(const struct bundles *bundles, const struct place *place, uint64_t number);
 
 void cache_add(struct bundles *bundles, struct version *version);
 void cache_drop(struct bundles *bundles, const struct place *place, uint64_t number);

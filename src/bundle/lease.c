@@ -172,13 +172,15 @@ static bool is_due(const struct bundles *bundles, const struct version *version)
 static int keep_one(struct bundles *bundles, struct version *version)
 {
 	_cleanup_(cleanup_version_put) struct version *held = NULL;
-	bool idle = version->refs == 1;
 	uint64_t asked_ns = env_now(bundles->env), deadline_ns = env_in_ms(bundles->env, READER_LEASE_MS / 3);
 	struct place place;
 	int r = 0;
 
-	if (!version->leased_ns || version->leasing || (!idle && !is_due(bundles, version)) ||
+	if (!version->leased_ns || version->leasing ||
 	    place_init(view_str(version->tenant), view_str(version->bundle), &place, NULL))
+		return 0;
+	bool idle = version->refs == 1 && !is_opening(bundles, &place, version->number);
+	if (!idle && !is_due(bundles, version))
 		return 0;
 	held = version_get(version);
 	version->leasing = true;

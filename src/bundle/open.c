@@ -20,6 +20,7 @@ int bundles_new(struct env *env, struct cluster *cluster, struct backend *backen
 		return -ENOMEM;
 	*bundles = (struct bundles){ .magic = BUNDLES_MAGIC, .env = env, .cluster = cluster, .backend = backend };
 	list_init(&bundles->cached);
+	list_init(&bundles->openings);
 	list_init(&bundles->stirring);
 	waitplace_init(&bundles->stirred);
 	map_init(&bundles->condemned);
@@ -101,6 +102,29 @@ void cache_drop(struct bundles *bundles, const struct place *place, uint64_t num
 
 	if (version)
 		cache_remove(bundles, version);
+}
+
+void opening_begin(struct bundles *bundles, const struct place *place, uint64_t number, struct opening *opening)
+{
+	*opening = (struct opening){ .place = place, .number = number };
+	list_append(&bundles->openings, &opening->link);
+}
+
+void opening_end(struct opening *opening)
+{
+	list_remove(&opening->link);
+}
+
+bool is_opening(const struct bundles *bundles, const struct place *place, uint64_t number)
+{
+	list_each(node, &bundles->openings) {
+		const struct opening *opening = list_entry(node, struct opening, link);
+
+		if (opening->number == number && view_equal(opening->place->bundle, place->bundle) &&
+		    view_equal(opening->place->tenant, place->tenant))
+			return true;
+	}
+	return false;
 }
 
 /* ---- loading ---- */
@@ -469,13 +493,37 @@ static int open_number(struct bundles *bundles, const struct place *place, uint6
 	return 0;
 }
 
+/* @index_ns: how long the index is waited for; 0: it does not answer, so there is no lease. */
+static int open_leased(struct bundles *bundles, const struct place *place, uint64_t number, struct version **ret,
+		       uint64_t index_ns, uint64_t deadline_ns, struct error *e)
+{
+	enum indexed indexed = INDEXED_UNKNOWN;
+	struct opening opening;
+	uint64_t leased_ns = 0;
+
+	opening_begin(bundles, place, number, &opening);
+	if (index_ns)
+		indexed = look_up_leased(bundles, place, number, &leased_ns, index_ns);
+	int r = indexed == INDEXED_FOLDED || indexed == INDEXED_DYING ?
+			was_deleted(place, number, e) :
+			open_number(bundles, place, number, indexed, ret, deadline_ns, e);
+	opening_end(&opening);
+	if (r) {
+		if (leased_ns && !cached(bundles, place, number) && !is_opening(bundles, place, number))
+			reader_end(bundles, place, number, env_in_ms(bundles->env, SETTLE_MS));
+		return r;
+	}
+	(*ret)->unindexed = indexed == INDEXED_UNKNOWN;
+	(*ret)->leased_ns = leased_ns > (*ret)->leased_ns ? leased_ns : (*ret)->leased_ns;
+	wake_all(&bundles->stirred);
+	return 0;
+}
+
 int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle, struct view spec, uint64_t deadline_ns,
 		struct version **ret, struct error *e)
 {
 	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
-	uint64_t number, leased_ns = 0, index_ns = env_in_ms(bundles->env, INDEX_WAIT_MS);
-	enum indexed indexed = INDEXED_UNKNOWN;
-	struct version *version;
+	uint64_t number, index_ns = env_in_ms(bundles->env, INDEX_WAIT_MS);
 	struct place place;
 
 	int r = place_init(tenant, bundle, &place, e);
@@ -484,23 +532,9 @@ int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle,
 	index_ns = index_ns < deadline_ns ? index_ns : deadline_ns;
 	index_mend(bundles, &place, index_ns);
 	r = resolve(bundles, &place, spec, &number, index_ns, e);
-	if (!r)
-		indexed = look_up_leased(bundles, &place, number, &leased_ns, index_ns);
-	else if (is_no_answer(r) && !fiber_cancelled())
+	if (r && is_no_answer(r) && !fiber_cancelled()) {
+		index_ns = 0;
 		r = resolve_from_store(bundles, &place, spec, &number, deadline_ns, e);
-	if (r)
-		return r;
-	if (indexed == INDEXED_FOLDED || indexed == INDEXED_DYING)
-		return was_deleted(&place, number, e);
-	r = open_number(bundles, &place, number, indexed, &version, deadline_ns, e);
-	if (r) {
-		if (leased_ns && !cached(bundles, &place, number))
-			reader_end(bundles, &place, number, env_in_ms(bundles->env, SETTLE_MS));
-		return r;
 	}
-	version->unindexed = indexed == INDEXED_UNKNOWN;
-	version->leased_ns = leased_ns > version->leased_ns ? leased_ns : version->leased_ns;
-	wake_all(&bundles->stirred);
-	*ret = version;
-	return 0;
+	return r ? r : open_leased(bundles, &place, number, ret, index_ns, deadline_ns, e);
 }
