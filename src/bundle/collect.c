@@ -20,9 +20,10 @@
 #include "base/point.h"
 #include "bundle/scan.h"
 
-#define CONDEMNED_MAX 65536u /* remembered at a time, over all bundles; the others wait for a later pass */
-#define FOLD_MIN      8	     /* tombstones that are worth a floor, in the background */
-#define SCAN_TRIES    4	     /* of a bundle that changes all the time; then a later round looks again */
+#define CONDEMNED_MAX	  65536u /* remembered at a time, over all bundles; the others wait for a later pass */
+#define FOLD_MIN	  8	 /* tombstones that are worth a floor, in the background */
+#define SCAN_TRIES	  4	 /* of a bundle that changes all the time; then a later round looks again */
+#define UNCLEAR_BYTES_MAX 65536u /* of names of a bundle that are told */
 
 struct condemned {
 	uint64_t since_ns;
@@ -240,20 +241,29 @@ static void alarm_missing(struct collecting *c, const struct scan *scan)
 	     (const char *)c->place->bundle.ptr, scan->n_missing, scan->missing);
 }
 
+static void note_unclear(void *arg, const char *key)
+{
+	struct buf *keys = arg;
+
+	if (keys->len < UNCLEAR_BYTES_MAX) /* more are counted and not named; so is one for which there is no memory */
+		(void)buf_append(keys, key, strlen(key) + 1);
+}
+
 static int scan_and_judge(struct collecting *c, bool *ret_moved)
 {
 	_cleanup_(scan_fini) struct scan scan;
 	int wait = 0;
 
 	scan_init(&scan, c->bundles, c->place, c->deadline_ns, c->e);
-	scan.unclear = c->unclear;
-	scan.arg = c->arg;
+	scan.unclear = note_unclear;
+	scan.arg = &c->unclear;
+	c->unclear.len = 0;
 	int r = scan_run(&scan);
 	c->counts.slots += scan.n_burned;
 	*ret_moved = r == SCAN_MOVED;
 	if (r < 0 || r == SCAN_MOVED)
 		return r < 0 ? r : COLLECT_AGAIN;
-	c->counts.unclear = c->counts.unclear > scan.n_unclear ? c->counts.unclear : scan.n_unclear;
+	c->counts.unclear = scan.n_unclear;
 	if (r == SCAN_NO_ROW)
 		return 0;
 	alarm_missing(c, &scan);

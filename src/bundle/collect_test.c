@@ -652,6 +652,31 @@ static void a_pack_that_comes_when_its_slot_is_folded_is_swept(struct shelf *she
 	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
 }
 
+/* Nobody can tell whose slot that was; only when its number is folded it is clear that its packs may go. */
+static void what_only_the_last_pass_understands_is_not_told(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(save_fini) struct save lost;
+	struct collect_counts counts;
+	struct rebuild_counts rebuilt;
+	struct place at = place();
+	char key[KEY_BYTES], told[512] = "";
+
+	save_begin(&lost, shelf, bundle, 1);
+	save_packs(&lost);
+	slot_key(&at, lost.slot.number, key);
+	EXPECT_CALL(backend_write(shelf->bed->backend, key, view_str("rot"), false, deadline(shelf), e), 0, e);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &rebuilt, e), 0, e);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_CALL(bundles_collect(other->bundles, tenant(), view_str(bundle), deadline(shelf), note_key, told,
+				    &counts, e),
+		    0, e);
+	EXPECT_INT(counts.folded, 1);
+	EXPECT_INT(counts.unclear, 0);
+	EXPECT_INT(told[0], 0);
+	EXPECT_INT(count_keys(shelf).packs, 2);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+}
+
 /* The same of packs that say a number that is not below the floor, another save, or nothing that can be read; and of one that lives. */
 static void an_unknown_pack_stays_unless_its_number_is_below_the_floor(struct shelf *shelf, struct shelf *other,
 								       struct error *e)
@@ -913,6 +938,7 @@ int main(void)
 		SHELF_STORY(foreign_objects_are_told_and_stay),
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
 		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
+		SHELF_STORY(what_only_the_last_pass_understands_is_not_told),
 		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
 		SHELF_STORY(a_version_that_is_folded_before_its_writer_knows_was_published),

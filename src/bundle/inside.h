@@ -338,13 +338,12 @@ enum { COLLECT_AGAIN = 1, COLLECT_LATER = 2 };
 struct collecting {
 	struct bundles *bundles;
 	const struct place *place;
-	uint64_t pause_ns; /* between two deletions */
-	bool thorough;	   /* folds few tombstones, too */
-	void (*unclear)(void *arg, const char *key);
-	void *arg;
+	uint64_t pause_ns;  /* between two deletions */
+	bool thorough;	    /* folds few tombstones, too */
+	struct buf unclear; /* keys, each ended by a zero byte: what the last pass did not understand */
 	uint64_t deadline_ns;
 	struct error *e;
-	struct collect_counts counts; /* added to */
+	struct collect_counts counts; /* added to, but for unclear: what the last pass found */
 };
 int collect_pass(struct collecting *c);
 void condemned_fini(struct bundles *bundles);

@@ -161,7 +161,6 @@ static int collect_bundle(struct round *round, const struct place *place, struct
 		if (r == COLLECT_LATER)
 			r = fiber_sleep_until(env_now(bundles->env) + bundles->grace_ns);
 		if (r >= 0) {
-			c->unclear = NULL; /* they were told by the first */
 			c->counts.missing = 0;
 			r = collect_pass(c);
 		}
@@ -178,13 +177,15 @@ static int visit(struct round *round, const struct place *place)
 				.place = place,
 				.thorough = round->at_once,
 				.pause_ns = round->at_once ? 0 : 1000 * NS_PER_MS / COLLECT_DELETES_PER_S,
-				.unclear = round->unclear,
-				.arg = round->arg,
 				.deadline_ns = round->at_once ? round->deadline_ns :
 								env_in_ms(bundles->env, COLLECT_BUNDLE_MS),
 				.e = &e };
 	int r = collect_bundle(round, place, &c);
 
+	for (const char *key = (const char *)c.unclear.ptr;
+	     round->unclear && key < (const char *)c.unclear.ptr + c.unclear.len; key += strlen(key) + 1)
+		round->unclear(round->arg, key);
+	buf_fini(&c.unclear);
 	add_counts(&round->counts, &c.counts);
 	add_counts(&bundles->counts, &c.counts);
 	if (round->at_once || r == -ECANCELED)
