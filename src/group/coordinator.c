@@ -225,7 +225,7 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 	if (!r)
 		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &before, deadline_ns, e);
 	/* a coordinator before us did not go in order: it may have left saves; or one of this node's knows that it has */
-	bool left = !r || member_has_orphans(groups, tenant, name);
+	bool left = !r || orphan_any(groups, tenant, name);
 	if (r == -ENOENT)
 		r = 0;
 	if (!r)

@@ -31,7 +31,7 @@ static void peer_down(struct peer_watch *watch, const char *node)
 {
 	struct groups *groups = container_of(watch, struct groups, watch);
 
-	member_coordinator_lost(groups, node);
+	orphan_coordinator_lost(groups, node);
 	save_node_lost(groups, node); /* before its ranks: the words name the node */
 	coordinator_node_lost(groups, node);
 }

@@ -249,11 +249,14 @@ struct rank {
 
 void member_serve(struct groups *groups); /* registers the calls that coordinators make */
 void member_rank_left(struct rank *rank, const char *words);
-void member_coordinator_lost(struct groups *groups, const char *node);
-bool member_has_orphans(const struct groups *groups, struct view tenant, struct view group);
-/* The save's coordinator, on this node, was overtaken: the members here look for the one who finishes it. */
-void member_overtaken(struct groups *groups, uint64_t save_id);
 void member_stop(struct groups *groups);
+
+/* ---- orphan.c: saves of this node whose coordinator is gone ----------------------------------------------------------------- */
+
+void orphan_coordinator_lost(struct groups *groups, const char *node);
+bool orphan_any(const struct groups *groups, struct view tenant, struct view group);
+/* The save's coordinator, on this node, was overtaken: the members here look for the one who finishes it. */
+void orphan_overtaken(struct groups *groups, uint64_t save_id);
 
 /* ---- a save, as the coordinator knows it --------------------------------------------------------------------------------- */
 

@@ -114,8 +114,12 @@ int msave_set_id(struct msave *save, uint64_t save_id);
 /* The save of a coordinator's call, one reference more. NULL with words: not here, failed, or of an older coordinator (@ret_code). */
 struct msave *msave_held(struct groups *groups, uint64_t save_id, uint64_t epoch, const char *from, int *ret_code,
 			 struct error *e);
+int msave_wait_while(struct msave *save, bool (*pending)(const struct msave *save),
+		     uint64_t timeout_ms); /* 0, -ETIMEDOUT, -ECANCELED */
 /* Its coordinator is @node from now on. */
 void msave_adopt(struct msave *save, const char *node, uint64_t epoch);
+/* Waits for the end of a save that is sent: asks its coordinator when nothing is heard, and looks for another when it is gone. 0, -ECANCELED. */
+int orphan_watch(struct msave *save);
 /* Ends the save here: tells the ranks, wakes who waits. Its blocks go once nobody can touch them. */
 void msave_fail(struct msave *save, int code, const char *words);
 /* Tells the ranks here the state that it has come to; @from: the figures, or why it failed. */

@@ -730,7 +730,7 @@ static void save_settle(struct csave *save, int result)
 	trace_ended(save, result);
 	remember_end(save, result);
 	if (overtaken)
-		member_overtaken(save->group->groups, save->save_id);
+		orphan_overtaken(save->group->groups, save->save_id);
 	else
 		(void)save_tell(save, save->state, result, save->error.text, false, NULL);
 	if (!result)
