@@ -93,10 +93,9 @@ void core_call_drop(struct core_call *call)
 
 /* ---- what is not done after all --------------------------------------------------------------------------------------------- */
 
-/* Of this process or its daemon, just now: no other rank meets it. */
-static bool is_shortage(const struct error *e)
+bool core_is_shortage(int code)
 {
-	return e->code == -ENOMEM || e->code == -ENOBUFS || e->code == -EBUSY;
+	return code == -ENOMEM || code == -ENOBUFS || code == -EBUSY;
 }
 
 void core_tell_forgone(struct core *core, const struct msg_forgo *m)
@@ -113,7 +112,7 @@ void core_forgo_join(struct core *core, const struct msg_join *join, const struc
 				     .rank = join->rank,
 				     .words = view_str(e->text) };
 
-	if (is_shortage(e))
+	if (core_is_shortage(e->code))
 		core_tell_forgone(core, &m);
 }
 
@@ -124,7 +123,7 @@ void core_forgo_open(struct core_group *group, const struct msg_open *open, cons
 				     .spec = open->version,
 				     .words = view_str(e->text) };
 
-	if (is_shortage(e))
+	if (core_is_shortage(e->code))
 		core_tell_forgone(group->core, &m);
 }
 
@@ -132,7 +131,7 @@ void core_forgo_load(struct core_group *group, uint64_t version_handle, const st
 {
 	const struct msg_forgo m = { .group = group->handle, .version = version_handle, .words = view_str(e->text) };
 
-	if (is_shortage(e))
+	if (core_is_shortage(e->code))
 		core_tell_forgone(group->core, &m);
 }
 
@@ -144,7 +143,7 @@ void core_forgo_save(struct core_group *group, struct view bundle, uint64_t step
 				      .step = step,
 				      .words = view_str(e->text) };
 
-	if (is_shortage(e))
+	if (core_is_shortage(e->code))
 		core_tell_encoded(group->core, MSG_CANCEL, &body, msg_cancel_encode(&m, &body));
 }
 

@@ -222,6 +222,8 @@ int core_save_add(struct core_save *save, const struct core_item *item, struct e
 		r = error_set(e, -EINVAL, "its box has %" PRIu64 " bytes, and data is NULL", layout.bytes);
 	if (!r && (grow_items(save) || elem_item_append(&save->encoded, &elem)))
 		r = error_set(e, -ENOMEM, "no memory for one item more");
+	if (r == -ENOMEM) /* it may be tried again; if it is not, the others are told why */
+		(void)error_set(&save->refusal, r, "no memory for one item more");
 	if (r) {
 		error_prefix(e, "item \"%.*s\"", (int)(item->name.len < 200 ? item->name.len : 200),
 			     (const char *)item->name.ptr);
@@ -273,8 +275,8 @@ static void on_offered(struct request *request, const struct error *e, struct vi
 
 	save->asked = false;
 	if (e) {
-		save->cancel_due = false; /* the daemon knows of no such save */
-		if (e->code == -ENOMEM)	  /* maybe nor does the part of it that would tell the other ranks */
+		save->cancel_due = false;      /* the daemon knows of no such save */
+		if (core_is_shortage(e->code)) /* maybe nor does the part of it that would tell the other ranks */
 			tell_abandoned(save, e);
 		save_fail(save, e, false);
 		save_settle(save);
@@ -314,9 +316,9 @@ int core_save_submit(struct core_save *save, struct error *e)
 	save->number = save->core->last_number + 1;
 	save->whole = !save->same_structure;
 	save->request.done = on_offered;
-	r = send_offer(save, e);
+	r = send_offer(save, &save->refusal);
 	if (r)
-		return r;
+		return error_set(e, r, "%s", save->refusal.text);
 	save->core->last_number++;
 	save_move(save, PHASE_OFFERED);
 	return 0;
@@ -556,7 +558,7 @@ void core_save_cancel(struct core_save *save)
 		error_set(&failure, -ECANCELED,
 			  "the save of step %" PRIu64 " of %s was cancelled before it was submitted", save->step,
 			  save->bundle);
-		tell_abandoned(save, NULL);
+		tell_abandoned(save, save->refusal.code ? &save->refusal : NULL);
 		save_fail(save, &failure, false);
 	}
 	if (save->phase != PHASE_OFFERED || save->cancelled)

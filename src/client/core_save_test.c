@@ -412,6 +412,23 @@ static void cancelling_too_late_changes_nothing(void **state)
 	end(s, &v);
 }
 
+static void an_offer_for_which_the_daemon_has_no_room_is_told_to_the_other_ranks(void **state)
+{
+	struct script *s = *state;
+	struct msg_cancel m;
+	struct saving v;
+
+	begin(s, &v, false);
+	assert_int_equal(core_save_submit(v.save, NULL), 0);
+	script_expect(s, MSG_SAVE);
+	script_fail(s, -EBUSY, "256 requests are under way");
+	check_ends(&v, 1, 1, 1);
+	script_expect(s, MSG_CANCEL);
+	assert_int_equal(msg_cancel_decode(view_buf(&s->body), &m), 0);
+	assert_true(!m.number && m.group == 31 && view_equal(m.words, view_str("256 requests are under way")));
+	end(s, &v);
+}
+
 static void an_unsubmitted_save_fails_when_it_is_dropped(void **state)
 {
 	struct script *s = *state;
@@ -639,6 +656,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(cancelling_a_hint_that_needs_the_list_ends_it_here, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(cancelling_too_late_changes_nothing, script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(an_offer_for_which_the_daemon_has_no_room_is_told_to_the_other_ranks,
+						script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(an_unsubmitted_save_fails_when_it_is_dropped, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(

@@ -82,6 +82,8 @@ int core_ask(struct core *core, struct request *request, enum msg_type type, str
 	     struct error *e);
 /* As core_tell(), of a body whose encoder answered @encoded. Who cannot send is lost. */
 void core_tell_encoded(struct core *core, enum msg_type type, const struct buf *body, int encoded);
+/* Of memory or room, in this process or its daemon, just now: no other rank meets it. */
+bool core_is_shortage(int code);
 void core_tell_forgone(struct core *core, const struct msg_forgo *m);
 /* Likewise, of what may wait a moment. */
 void core_tell_later(struct core *core, enum msg_type type, const struct buf *body, int encoded);
@@ -149,6 +151,7 @@ struct core_save {
 	unsigned n_reports;	/* under way */
 	bool cancelled;		/* by this side */
 	bool cancel_due, dropped;
+	struct error refusal; /* what kept it from being submitted; code 0: nothing */
 	struct error failure;
 	struct list futures[CORE_STAGES];
 	bool over[CORE_STAGES], bad[CORE_STAGES];
