@@ -485,6 +485,24 @@ def test_status_top_and_why_answer_without_the_index(cluster, how):
         wait_until(lambda: "index_lost" not in ends[0].status(), LIMIT_S, "the index is back")
 
 
+def test_a_node_that_could_not_join_yet_says_what_it_waits_for(cluster):
+    cluster.up(2)
+    cluster.kill()
+    config = cluster.folder / "node-1" / "config"
+    with open(cluster.folder / "log", "w") as log, subprocess.Popen([BUILD / "forebayd", "--config", config], stderr=log) as daemon:
+        try:
+            asked = ["status", "--json", "--socket", cluster.socket(1)]
+            wait_until(lambda: cluster.run(*asked, status=None).returncode == 0, LIMIT_S, "it serves")
+            shown = json.loads(ask_within(cluster, 5, "status", "--json"))
+            assert [node["name"] for node in shown["nodes"]] == ["node-1"]
+            assert (shown["index_lost"]["node"], shown["index_lost"]["unheard_ms"]) == ("", None)
+            line = re.compile(r"^the index cannot be reached: its engine is at tcp:\S+, never heard \(.*Connection refused", re.M)
+            assert line.search(ask_within(cluster, 5, "status"))
+            assert line.search(ask_within(cluster, 10, "top", "--once"))
+        finally:
+            daemon.kill()
+
+
 def test_a_join_without_the_index_ends_in_time_and_names_the_engines_node(cluster):
     cluster.up(2)
     cluster.kill(0)

@@ -34,9 +34,12 @@ void index_lost_print(json_t *lost, const char *asked)
 
 	if (!lost)
 		return;
-	printf("the index cannot be reached: its engine is on node ");
-	print_member(lost, "node");
-	printf(" at ");
+	const char *node = json_string_value(json_object_get(lost, "node"));
+	printf("the index cannot be reached: its engine is %s", node && *node ? "on node " : "at ");
+	if (node && *node) {
+		print_member(lost, "node");
+		printf(" at ");
+	}
 	print_member(lost, "address");
 	if (json_is_integer(unheard)) {
 		text_time((uint64_t)json_integer_value(unheard) * NS_PER_MS, time);

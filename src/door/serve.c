@@ -102,7 +102,7 @@ int request_malformed(const struct request *request, struct error *e)
 /* Served also while the daemon is not ready. */
 static bool is_early(enum msg_type type)
 {
-	return type == MSG_STATUS || type == MSG_REBUILD;
+	return type == MSG_STATUS || type == MSG_TRACE || type == MSG_REBUILD;
 }
 
 /* Not waited for by a client, which therefore does not notice a refusal. */

@@ -253,9 +253,9 @@ static int engine_silent(struct groups *groups, struct view group, const struct 
 	cluster_engine(groups->cluster, &engine);
 	return error_set(
 		e, -ETIMEDOUT,
-		"group %.*s: no coordinator was found in time, since the index has not answered: its engine is on node "
-		"%s at %s (%.160s)",
-		(int)group.len, (const char *)group.ptr, *engine.name ? engine.name : "?", engine.address, last->text);
+		"group %.*s: no coordinator was found in time, since the index has not answered: its engine is %s%s%s%s (%.160s)",
+		(int)group.len, (const char *)group.ptr, *engine.name ? "on node " : "", engine.name,
+		*engine.name ? " at " : "at ", engine.address, last->text);
 }
 
 /* As coordinator_locate(), to the deadline; while the engine is away the log says so. */
