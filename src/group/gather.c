@@ -174,22 +174,10 @@ static int ask(void *arg)
 	return 0;
 }
 
-/* The rank's loads of that version are counted, so that the nth of each rank belong together. NULL: no memory. */
-static uint64_t *count_of(struct rank *rank, const struct version *version)
-{
-	struct view key = view_of(&version->save_id, sizeof(version->save_id));
-	_cleanup_(cleanup_mem) uint64_t *count = map_get(&rank->loads, key);
-
-	if (count)
-		return TAKE(count);
-	count = calloc(1, sizeof(*count));
-	return count && !map_put(&rank->loads, key, count) ? TAKE(count) : NULL;
-}
-
 int group_forgo_load(struct rank *rank, const struct version *version, struct view why)
 {
 	struct mgroup *group = rank->group;
-	uint64_t *count = count_of(rank, version);
+	uint64_t *count = nths_of(&rank->loads, version->save_id);
 	char words[FORGONE_WORDS_MAX];
 
 	if (!count)
@@ -213,7 +201,7 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 {
 	struct mgroup *group = rank->group;
 	struct mload *load = NULL;
-	uint64_t *count = count_of(rank, version);
+	uint64_t *count = nths_of(&rank->loads, version->save_id);
 
 	if (!count)
 		return -ENOMEM;

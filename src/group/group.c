@@ -357,7 +357,7 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	rank->group = group;
 	rank->number = join->rank;
 	rank->events = *events;
-	map_init(&rank->loads);
+	nths_init(&rank->loads);
 	add_rank(group, rank);
 	*ret = TAKE(rank);
 	return 0;
@@ -397,9 +397,7 @@ void group_leave(struct rank *rank, const char *words)
 					.incarnation = rank->group->incarnation,
 					.rank = rank->number,
 					.words = view_str(words) });
-	for (struct map_slot *s = map_first(&rank->loads); s; s = map_next(s))
-		free(map_value(s));
-	map_fini(&rank->loads);
+	nths_fini(&rank->loads);
 	rank->magic = 0;
 	mgroup_put(rank->group);
 	free(rank);

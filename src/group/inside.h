@@ -8,6 +8,7 @@
 #include "group/catalog.h"
 #include "group/forgone.h"
 #include "group/group.h"
+#include "group/nth.h"
 #include "group/state.h"
 #include "group/steps.h"
 #include "group/trace.h"
@@ -243,8 +244,7 @@ struct rank {
 	struct mgroup *group;
 	uint32_t number;
 	struct rank_events events;
-	struct map
-		loads; /* how many grouped loads of each version it has begun or forgone: uint64_t on the heap, by save id */
+	struct nths loads; /* that it has begun or forgone */
 };
 
 void member_serve(struct groups *groups); /* registers the calls that coordinators make */
