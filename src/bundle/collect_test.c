@@ -762,6 +762,23 @@ static void tombstones_are_folded_into_a_floor_below_which_nothing_exists(struct
 	EXPECT_INT(shelf_save(shelf, bundle, 7), 7);
 }
 
+static void more_numbers_than_are_looked_at_are_told_in_words(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	const struct place at = place();
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, bundle, seed);
+	for (uint32_t max = 2; max <= 3; max++) {
+		_cleanup_(scan_fini) struct scan scan;
+
+		scan_init(&scan, other->bundles, &at, deadline(shelf), e);
+		scan.numbers_max = max;
+		EXPECT_CALL(scan_run(&scan), max < 3 ? -E2BIG : 0, e);
+		EXPECT(max == 3 || (strstr(e->text, bundle) && strstr(e->text, "more than 2 numbers")));
+		EXPECT_INT(scan.n_dead, 0);
+	}
+}
+
 /* Its coordinator is slow to see that its root is there; a rule takes the version, and its number is folded. */
 static void a_version_that_is_folded_before_its_writer_knows_was_published(struct shelf *shelf, struct shelf *other,
 									   struct error *e)
@@ -942,6 +959,7 @@ int main(void)
 		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
 		SHELF_STORY(a_version_that_is_folded_before_its_writer_knows_was_published),
+		SHELF_STORY(more_numbers_than_are_looked_at_are_told_in_words),
 		SHELF_STORY(a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on),
 		SHELF_STORY(a_floor_cut_before_the_index_is_taken_over),
 		SHELF_STORY(nothing_is_concluded_from_a_list_without_a_version_that_the_index_has),

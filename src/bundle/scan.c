@@ -37,7 +37,11 @@ static struct view save_view(const uint64_t *save_id)
 void scan_init(struct scan *scan, struct bundles *bundles, const struct place *place, uint64_t deadline_ns,
 	       struct error *e)
 {
-	*scan = (struct scan){ .bundles = bundles, .place = place, .deadline_ns = deadline_ns, .e = e };
+	*scan = (struct scan){ .bundles = bundles,
+			       .place = place,
+			       .deadline_ns = deadline_ns,
+			       .e = e,
+			       .numbers_max = SCAN_NUMBERS_MAX };
 	map_init(&scan->live);
 	map_init(&scan->saves);
 	map_init(&scan->parents);
@@ -80,6 +84,16 @@ static int keep_all(struct scan *scan, struct list_view packs, struct list_view 
 	return r;
 }
 
+/* 0, or -E2BIG: @map has all that it may have of this bundle's numbers. */
+static int check_room(struct scan *scan, const struct map *map)
+{
+	return map->n < scan->numbers_max ?
+		       0 :
+		       error_set(scan->e, -E2BIG, "bundle %.*s has more than %u numbers that are not folded",
+				 (int)scan->place->bundle.len, (const char *)scan->place->bundle.ptr,
+				 scan->numbers_max);
+}
+
 /* That a slot of it is open counts; else the last of its slots: a successor opens one more for the same save. */
 static int note_save(struct scan *scan, uint64_t save_id, uint64_t number, enum ended ended)
 {
@@ -89,8 +103,11 @@ static int note_save(struct scan *scan, uint64_t save_id, uint64_t number, enum 
 		*saved = (struct saved){ .ended = ended, .number = number };
 	if (saved)
 		return 0;
+	int r = check_room(scan, &scan->saves);
+	if (r)
+		return r;
 	saved = malloc(sizeof(*saved));
-	int r = saved ? map_put(&scan->saves, save_view(&save_id), saved) : -ENOMEM;
+	r = saved ? map_put(&scan->saves, save_view(&save_id), saved) : -ENOMEM;
 
 	if (r)
 		free(saved);
@@ -203,6 +220,9 @@ static int look_at_root(struct scan *scan, uint64_t number, enum ended *ret)
 	*ret = object.state == ROOT_PUBLISHED ? ENDED_PUBLISHED :
 	       object.state == ROOT_DELETED   ? ENDED_DELETED :
 						ENDED_BURNED;
+	r = check_room(scan, &scan->roots);
+	if (r)
+		return r;
 	if (map_put(&scan->roots, save_view(&number), &mark_seen) == -ENOMEM)
 		return no_memory(scan->e);
 	r = note_save(scan, object.head.save_id, number, *ret);

@@ -6,7 +6,8 @@
 #include "base/map.h"
 #include "bundle/inside.h"
 
-#define SCAN_LIVE_MAX 1000000u /* packs and segments of a bundle that live: they are in memory while it is scanned */
+#define SCAN_LIVE_MAX	 1000000u /* packs and segments of a bundle that live: they are in memory while it is scanned */
+#define SCAN_NUMBERS_MAX (1u << 22) /* of a bundle, with a slot or a root: likewise */
 
 /* How the save that wrote an object has ended. */
 enum ended { ENDED_NOT, ENDED_BURNED, ENDED_DELETED, ENDED_PUBLISHED };
@@ -31,6 +32,7 @@ struct scan {
 
 	/* on the way */
 	struct map live, saves, parents, roots; /* roots: numbers under whose root key something lies */
+	uint32_t numbers_max;			/* SCAN_NUMBERS_MAX; tests take less. No map but `live` has more */
 	struct buf segments;			/* of the number at hand */
 	size_t prefix;
 	uint64_t number;
