@@ -28,11 +28,10 @@
 #define LARGE_BYTES \
 	(4 << 20) /* lists of a million items: freed, they go back to the system instead of staying in the heap */
 #define TOP_PAD_BYTES \
-	(1            \
-	 << 20) /* the heap grows in such steps, and keeps up to LARGE_BYTES: else each save faults its messages' pages in anew */
-#define HEAP_READY_BYTES \
-	(LARGE_BYTES - TOP_PAD_BYTES - (256 << 10)) /* of it at the start; more would be trimmed at once */
-#define FIBERS_READY 64
+	(1 << 20) /* steps in which the heap grows; up to LARGE_BYTES stay, else each save faults its pages in anew */
+/* Of the heap, taken at the start; more would be trimmed at once. */
+#define HEAP_READY_BYTES (LARGE_BYTES - TOP_PAD_BYTES - (256 << 10))
+#define FIBERS_READY	 64 /* taken at the start */
 
 #define KEY_CONFIG   'c'
 #define KEY_REBUILD  1
