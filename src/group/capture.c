@@ -146,8 +146,10 @@ static int begin_holder(struct groups *groups, const struct msg_g_reserve *reser
 			const char *from, struct msave **ret, struct error *e)
 {
 	struct share *share;
-	int r = groups_share(groups, reserve->tenant, &share, e);
+	int r = groups_open(groups, e);
 
+	if (!r)
+		r = groups_share(groups, reserve->tenant, &share, e);
 	if (!r && part->n_blocks)
 		r = error_set(e, -ENOENT, "no rank of this node waits for step %" PRIu64 " of %.*s", reserve->step,
 			      (int)reserve->bundle.len, (const char *)reserve->bundle.ptr);

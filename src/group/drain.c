@@ -20,9 +20,14 @@ int groups_open(const struct groups *groups, struct error *e)
 	return error_set(e, -ESHUTDOWN, "node %s shuts down and takes nothing new", cluster_node(groups->cluster));
 }
 
-/* Also while other nodes are told `captured` already: what has been reported may be promised by now. */
+/*
+ * Also while other nodes are told `captured` already: what has been reported may be promised by now. And where this node is to hold copies of
+ * others' ranks alone: these do not end here, and need not notice.
+ */
 static bool is_held(const struct msave *save)
 {
+	if ((save->state == SAVE_RESERVING || save->state == SAVE_CAPTURING) && list_empty(&save->offers))
+		return true;
 	return save->state == SAVE_CAPTURED || save->state == SAVE_STAGED ||
 	       (save->state == SAVE_CAPTURING && save->reported);
 }

@@ -51,7 +51,9 @@ static int run_branch(void *arg)
 	struct fan_call *call = branch->call;
 
 	fan_one(fan->groups, fan->type, call, fan->deadline_ns);
-	if (fan->survives && fan_lost(call))
+	if (call->spare && call->result == -ENOENT)
+		call->result = -EHOSTDOWN; /* it was started anew */
+	if ((fan->survives || call->spare) && fan_lost(call))
 		return 0;
 	if (call->result < 0 && !fan->first_failed) { /* later ones: cancelled because of it */
 		fan->first_failed = call;

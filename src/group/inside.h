@@ -182,6 +182,7 @@ struct fan_call {
 	struct buf body, answer;
 	int result;
 	struct error error;
+	bool spare;	  /* it has no ranks: what is lost with it others can hold */
 	uint64_t took_ns; /* out, and for whoever traces it: */
 	uint64_t bytes;	  /* that the node was to move */
 	bool over;	  /* out, while others are still under way */

@@ -201,16 +201,17 @@ static int list_parts(const struct recipe *recipe, struct node_part *parts)
 	return r;
 }
 
-bool save_takes_part(const struct csave *save, size_t node)
+static bool has_ranks(const struct csave *save, size_t node)
 {
-	const struct recipe *recipe = save->recipe;
-
-	if (recipe->plan.node_receive_bytes[node] || save->nodes[node].joined)
-		return true;
-	for (uint32_t rank = 0; rank < recipe->n_ranks; rank++)
-		if (recipe->rank_node[rank] == node)
+	for (uint32_t rank = 0; rank < save->recipe->n_ranks; rank++)
+		if (save->recipe->rank_node[rank] == node)
 			return true;
 	return false;
+}
+
+bool save_takes_part(const struct csave *save, size_t node)
+{
+	return save->recipe->plan.node_receive_bytes[node] || save->nodes[node].joined || has_ranks(save, node);
 }
 
 static struct msg_g_reserve reserve_head(const struct csave *save)
@@ -321,6 +322,16 @@ static int reserve_node(struct csave *save, size_t node, struct node_part **part
 	return save->policy == POLICY_REPLACE ? replace_others(save, node, e) : -ERR_ESKIPPED;
 }
 
+/* A node that was to hold copies alone is lost, or about to end: others will have them. Which does not stop the save, before captured either. */
+static int do_without(struct csave *save, size_t node, int r, struct error *e)
+{
+	if ((r != -ERR_ENODE && r != -ESHUTDOWN) || has_ranks(save, node))
+		return r;
+	save_lose_node(save, node, e->text);
+	*e = (struct error){ 0 };
+	return 0;
+}
+
 /* Node by node in the order of their names, as every save does: two groups that share nodes never wait for each other in a circle. */
 static int save_reserve(struct csave *save, struct error *e)
 {
@@ -329,7 +340,7 @@ static int save_reserve(struct csave *save, struct error *e)
 
 	for (size_t node = 0; !r && node < save->recipe->n_nodes; node++)
 		if (save_takes_part(save, node) && !save->nodes[node].lost)
-			r = reserve_node(save, node, &parts, e);
+			r = do_without(save, node, reserve_node(save, node, &parts, e), e);
 	parts_free(parts, save->recipe->n_nodes);
 	return r;
 }
@@ -388,7 +399,7 @@ static int check_reported(const struct csave *save, uint32_t first, uint32_t las
 	return 0;
 }
 
-/* One call to every node that has ranks, whose answers are reports. Before `captured` a lost node is one too many. */
+/* One call to every node that takes part, whose answers are reports. Before `captured` the loss of one that has ranks is one too many. */
 static int ask_reports(struct csave *save, enum msg_type type, bool hinted, uint32_t first, uint32_t last,
 		       struct error *e)
 {
@@ -411,6 +422,7 @@ static int ask_reports(struct csave *save, enum msg_type type, bool hinted, uint
 			continue;
 		calls[n].node = recipe->nodes[node];
 		calls[n].index = node;
+		calls[n].spare = !has_ranks(save, node);
 		r = type == MSG_G_CAPTURE ? msg_g_capture_encode(&capture, &calls[n].body) :
 					    msg_save_id_encode(&id, &calls[n].body);
 		n++;
