@@ -677,6 +677,24 @@ static void what_only_the_last_pass_understands_is_not_told(struct shelf *shelf,
 	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
 }
 
+/* Nor is it known whose the slot was: a rebuild could not read it. */
+static void a_pack_whose_slot_was_burned_without_its_names_is_swept(struct shelf *shelf, struct shelf *other,
+								    struct error *e)
+{
+	_cleanup_(save_fini) struct save zombie;
+
+	shelf_save(shelf, bundle, 1);
+	save_begin(&zombie, shelf, bundle, 2);
+	save_packs(&zombie);
+	zombie.slot.save_id = 0;
+	EXPECT_CALL(slot_burn(other->bundles, &zombie.slot, deadline(shelf), e), 0, e);
+	struct collect_counts counts = collect(other);
+	EXPECT_INT(counts.unclear, 0);
+	EXPECT_INT(counts.freed, 2);
+	EXPECT_INT(count_keys(shelf).packs, 2);
+	EXPECT_INT(shelf_compare(other, bundle, "1", 1), 0);
+}
+
 /* The same of packs that say a number that is not below the floor, another save, or nothing that can be read; and of one that lives. */
 static void an_unknown_pack_stays_unless_its_number_is_below_the_floor(struct shelf *shelf, struct shelf *other,
 								       struct error *e)
@@ -956,6 +974,7 @@ int main(void)
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
 		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
 		SHELF_STORY(what_only_the_last_pass_understands_is_not_told),
+		SHELF_STORY(a_pack_whose_slot_was_burned_without_its_names_is_swept),
 		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
 		SHELF_STORY(a_version_that_is_folded_before_its_writer_knows_was_published),

@@ -4,7 +4,7 @@
  * Alive are the packs and segments that a root names, those of a save whose slot has not ended, and those of a version that an open
  * slot has as its parent. An object may go when it is not among these and the save that wrote it has ended, which the root key of its
  * slot says. What belongs to no slot is not understood, and stays; but a pack says itself under which number it was written, and if that
- * is below the floor, nobody names it any more: its writer was stopped, and went on when its slot had been burned and folded.
+ * has ended, nobody names it any more: its writer was stopped, and went on when its slot had been burned and folded.
  *
  * The store is looked at, not the index. But the index tells whether anything has changed meanwhile: each slot that opens and each
  * version that dies changes the bundle's row. If the row is the same before and after, nothing that is found dead can have been named.
@@ -313,7 +313,20 @@ static void keep_tombstone(struct scan *scan, const struct saved *saved)
 		scan->lowest = saved->number;
 }
 
-/* Of a save that nobody knows: 1 if it was written under a number below the floor; 0: it does not say so. */
+/* Is it below the floor, or under a tombstone? */
+static bool has_ended(const struct scan *scan, uint64_t number)
+{
+	bool ended = number < scan->row.floor;
+
+	for (size_t i = 0; !ended && i < scan->n_folded; i++)
+		ended = scan->folded[i] == number;
+	return ended;
+}
+
+/*
+ * Of a save that nobody knows: 1 if it was written under a number that has ended without a version: it was folded, or a rebuild burned it
+ * that could not read whose slot it was; 0: it does not say so.
+ */
 static int is_late(struct scan *scan, const char *key, uint64_t save_id)
 {
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
@@ -325,7 +338,7 @@ static int is_late(struct scan *scan, const char *key, uint64_t save_id)
 		return r == -ENOENT ? 0 : r;
 	if (bytes.len < PACK_HEAD_BYTES || pack_head_decode(bytes.ptr, &head, node, NULL))
 		return 0;
-	return head.save_id == save_id && head.number && head.number < scan->row.floor;
+	return head.save_id == save_id && head.number && has_ended(scan, head.number);
 }
 
 static int take_pack_key(void *arg, const char *key, char *after)

@@ -419,11 +419,14 @@ int client_collect(struct client *c, uint64_t *ret_unclear)
 	const struct msg_collect m = { 0 };
 	struct msg_collect_reply reply;
 	struct elem_stat figure;
+	struct elem_name key;
 	int r = client_call(c, MSG_COLLECT, &body, msg_collect_encode(&m, &body), COLLECT_MS, &answer);
 
 	if (r)
 		return r;
 	CHECK(!msg_collect_reply_decode(view_buf(&answer), &reply));
+	while (!elem_name_next(&reply.unclear, &key))
+		world_tell(h->world, NULL, "not understood: %.*s", (int)key.name.len, (const char *)key.name.ptr);
 	while (!elem_stat_next(&reply.counts, &figure)) {
 		if (figure.value && view_equal(figure.name, view_str("packs_missing")))
 			history_fail(h, "%" PRIu64 " packs of versions are missing", figure.value);
