@@ -265,7 +265,7 @@ static int scan_and_judge(struct collecting *c, bool *ret_moved)
 		return r < 0 ? r : COLLECT_AGAIN;
 	c->counts.unclear = scan.n_unclear;
 	if (r == SCAN_NO_ROW)
-		return 0;
+		return scan.n_burned ? COLLECT_AGAIN : 0; /* that made the row */
 	alarm_missing(c, &scan);
 	r = judge_all(c, &scan, &wait);
 	if (r || scan.n_dead)

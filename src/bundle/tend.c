@@ -139,6 +139,7 @@ struct round {
 	size_t prefix; /* bytes of a row's key before the names */
 	struct view only;
 	bool at_once;
+	bool sweep; /* bundles that have not changed, too: what was counted of them is not counted again */
 	void (*unclear)(void *arg, const char *key);
 	void *arg;
 	uint64_t deadline_ns;
@@ -186,6 +187,8 @@ static int visit(struct round *round, const struct place *place)
 	     round->unclear && key < (const char *)c.unclear.ptr + c.unclear.len; key += strlen(key) + 1)
 		round->unclear(round->arg, key);
 	buf_fini(&c.unclear);
+	if (round->sweep)
+		c.counts.unclear = c.counts.missing = 0;
 	add_counts(&round->counts, &c.counts);
 	add_counts(&bundles->counts, &c.counts);
 	if (round->at_once || r == -ECANCELED)
@@ -240,7 +243,7 @@ static int visit_unknown(struct round *round, const struct place *place)
 
 int tend_sweep(struct bundles *bundles)
 {
-	struct round round = { .bundles = bundles };
+	struct round round = { .bundles = bundles, .sweep = true };
 	int r = 0;
 
 	if (env_now(bundles->env) < bundles->sweep_ns)

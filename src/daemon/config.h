@@ -30,7 +30,8 @@
 	X(http, TEXT, "",                                                                                          \
 	  "where /metrics, /healthz and /readyz are served: PORT on 127.0.0.1, or ADDRESS:PORT; default: nowhere") \
 	X(store_rate, SIZE, "0", "bytes per second of this node's way to the store; 0: equal on all nodes")        \
-	X(workers, COUNT, "0", "threads that hash and do file I/O; 0: one per core, at least 2, at most 16")       \
+	X(workers, COUNT, "0",                                                                                     \
+	  "threads that hash, and as many again for the store; 0: one per core, at least 2, at most 16")           \
 	X(log, LEVEL, "info", "error, warn, info or debug")                                                        \
 	X(drain_ms, MILLIS, "60000", "how long SIGTERM waits until what is captured is durable; 0: not at all")
 

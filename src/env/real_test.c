@@ -91,7 +91,7 @@ static atomic_bool store_hangs;
 
 static void hang(struct job *job)
 {
-	while (store_hangs)
+	for (int ms = 0; store_hangs && ms < 10000; ms++)
 		usleep(1000);
 }
 
