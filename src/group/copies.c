@@ -106,6 +106,11 @@ static size_t pick_target(const struct round *round, const struct save_block *bl
 	return best;
 }
 
+static bool sends_slowly(const struct csave *save, uint32_t node)
+{
+	return save->nodes[node].slow & SLOW_SENDS;
+}
+
 /* A holder beside @but to ask for it: one that is not known to send slowly, if there is one. UINT32_MAX: none. */
 static uint32_t pick_source(const struct csave *save, const struct block_report *report, uint32_t but)
 {
@@ -114,8 +119,7 @@ static uint32_t pick_source(const struct csave *save, const struct block_report 
 	for (uint32_t i = 0; i < report->n_holders; i++) {
 		uint32_t node = report->holders[i];
 
-		if (node != but &&
-		    (found == UINT32_MAX || (save->nodes[found].sends_slowly && !save->nodes[node].sends_slowly)))
+		if (node != but && (found == UINT32_MAX || (sends_slowly(save, found) && !sends_slowly(save, node))))
 			found = node;
 	}
 	return found;
@@ -216,8 +220,7 @@ static int name_slow_sources(struct round *round)
 
 	for (size_t node = 0; !r && node < n; node++)
 		if (slow[node])
-			save_name_slow(save, node, &save->nodes[node].sends_slowly,
-				       "it sends copies far more slowly than others");
+			save_name_slow(save, node, SLOW_SENDS, "it sends copies far more slowly than others");
 	return r;
 }
 

@@ -273,13 +273,18 @@ struct block_report {
 	uint32_t holders[PLAN_COPIES_MAX], n_holders;
 };
 
+/* Bits: at what a node is far behind the others. Packs are not given to it if another can have them, copies not asked of it likewise. */
+enum slow_way {
+	SLOW_WRITES = 1,
+	SLOW_SENDS = 2,
+};
+
 struct node_state {
-	char why[160];	   /* it is lost */
-	bool lost;	   /* left out from here on, whatever becomes of it */
-	bool joined;	   /* holds copies that the plan did not name */
-	bool keeps;	   /* what a successor needs */
-	bool slow;	   /* it writes far less than the others do: nothing is given to it if another can have it */
-	bool sends_slowly; /* copies, likewise: none is asked of it if another has the block, too */
+	char why[160]; /* it is lost */
+	bool lost;     /* left out from here on, whatever becomes of it */
+	bool joined;   /* holds copies that the plan did not name */
+	bool keeps;    /* what a successor needs */
+	unsigned slow; /* of enum slow_way */
 };
 
 struct csave {
@@ -345,8 +350,8 @@ int save_list_nodes(const struct csave *save, struct list_buf *names);
 /* A node is left out of the save from here on: it is dead, silent, or another than before. */
 void save_lose_node(struct csave *save, size_t node, const char *why);
 void save_lose_called(struct csave *save, const struct fan_call *calls, size_t n); /* those that are lost */
-/* A node is far behind the others at what @how says, one of its struct node_state: it is named in the log and to the ranks, once. */
-void save_name_slow(struct csave *save, size_t node, bool *how, const char *words);
+/* A node is far behind the others at that: it is named in the log, once for each way, and to the ranks. One that is lost is not slow. */
+void save_name_slow(struct csave *save, size_t node, enum slow_way way, const char *words);
 /* -ERR_ENODE naming the node and the item: the last copy of @block is lost. */
 int save_block_lost(const struct csave *save, size_t block, struct error *e);
 

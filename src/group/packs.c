@@ -212,7 +212,8 @@ static int draft_add(struct pack_draft *draft, uint32_t block, uint32_t bytes)
 /* Whom a slow node's part is given to: with a way to the store that is not known to be slow. */
 static bool is_brisk(const struct csave *save, uint32_t node)
 {
-	return !save->nodes[node].slow && !save->nodes[node].lost && save->recipe->plan_nodes[node].store_rate;
+	return !(save->nodes[node].slow & SLOW_WRITES) && !save->nodes[node].lost &&
+	       save->recipe->plan_nodes[node].store_rate;
 }
 
 /* The planned uploader; when it is lost, slow, or was not made a holder, the brisk holder that has been dealt the least; or any. */

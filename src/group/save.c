@@ -540,18 +540,19 @@ void save_lose_called(struct csave *save, const struct fan_call *calls, size_t n
 			save_lose_node(save, calls[i].index, calls[i].error.text);
 }
 
-void save_name_slow(struct csave *save, size_t node, bool *how, const char *words)
+void save_name_slow(struct csave *save, size_t node, enum slow_way way, const char *words)
 {
-	const struct node_state *state = &save->nodes[node];
-	bool known = state->slow || state->sends_slowly;
+	struct node_state *state = &save->nodes[node];
 
-	if (*how)
+	if (state->lost || state->slow & way)
 		return;
-	*how = true;
-	if (!known) {
+	if (!state->slow) {
 		save->n_slow++;
 		trace_slow(save, save->recipe->nodes[node]);
 	}
+	state->slow |= way;
+	if (way == SLOW_WRITES)
+		point_reached(POINT_NODE_SLOW);
 	logm(LOG_WARN, "save.node-slow", "save=%016" PRIx64 " group=%s bundle=%s step=%" PRIu64 " peer=%s words=\"%s\"",
 	     save->save_id, save->group->name, save->bundle, save->step, save->recipe->nodes[node], words);
 }

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/point.h"
 #include "group/inside.h"
 #include "group/pace.h"
 
@@ -158,10 +157,9 @@ static int ask(struct uploads *uploads, const bool *whom, bool give_up, uint64_t
 
 static void name_slow(struct csave *save, size_t node, bool gives)
 {
-	save_name_slow(save, node, &save->nodes[node].slow,
+	save_name_slow(save, node, SLOW_WRITES,
 		       gives ? "others write what it had to write" :
 			       "nobody else can write what it has to: it is waited for");
-	point_reached(POINT_NODE_SLOW);
 }
 
 /* Names those that are slow, and has given up what others can write sooner. */
@@ -173,7 +171,7 @@ static int judge(struct uploads *uploads)
 	for (size_t i = 0; i < pace->n; i++) {
 		bool gives = uploads->asked[i] && uploads->may_give[i] && pace_is_hopeless(pace, i);
 
-		if (uploads->asked[i] && !uploads->save->nodes[i].slow && pace_is_slow(pace, i))
+		if (uploads->asked[i] && pace_is_slow(pace, i))
 			name_slow(uploads->save, i, gives);
 		uploads->asked[i] = gives;
 		any |= gives;

@@ -503,6 +503,83 @@ static void a_node_that_sends_its_copies_slowly_is_named_to_the_ranks(void **sta
 	assert_int_equal(laziness.slow, 0);
 }
 
+/* ---- a node that is lost while copies are made ---- */
+
+static bool lost_captured;
+
+static int save_and_lose(struct crowd_rank *rank)
+{
+	uint8_t *bytes = must_alloc(REPLICA_BYTES);
+	const struct crowd_item item = { "replica", REPLICA_BYTES, 0, REPLICA_BYTES, bytes };
+	const struct core_save_options options = { .copies = 3 };
+	struct error ends[CORE_STAGES];
+
+	noise(bytes, REPLICA_BYTES, 1);
+	int r = crowd_save(rank, "lost", 1, &options, &item, 1, ends);
+	if (rank->number) { /* what the other one hears is its node's, which hears nothing */
+		laziness.slow = stat_of(&rank->stats, "slow_nodes");
+		world_silence(rank->crowd->world, "n1", "*", false);
+		world_silence(rank->crowd->world, "*", "n1", false);
+	}
+	free(bytes);
+	return rank->number ? r : 0;
+}
+
+static void note_captured(enum point point)
+{
+	lost_captured |= point == POINT_SAVE_CAPTURED;
+}
+
+static bool is_captured(struct crowd *crowd)
+{
+	return lost_captured;
+}
+
+/* Silent before a block of its replica has come to the third node, and known to be lost before the others have. */
+static int lose_sender(void *arg)
+{
+	struct crowd *crowd = arg;
+
+	assert_true(crowd_until(crowd, is_captured, CROWD_WAIT_MS));
+	assert_int_equal(fiber_sleep_until(crowd->world->now_ns + 100 * NS_PER_MS), 0);
+	world_silence(crowd->world, "n1", "*", true);
+	world_silence(crowd->world, "*", "n1", true);
+	return 0;
+}
+
+static int do_nothing(struct crowd_rank *rank)
+{
+	return 0;
+}
+
+static int losing_story(struct crowd *crowd)
+{
+	const struct crowd_job first = { "lost", "0", 1, .first_node = 2,
+					 .live = do_nothing }; /* this node coordinates */
+	const struct crowd_job job = { "lost", "1", REPLICAS, .first_node = 1, .n_nodes = 2, .live = save_and_lose };
+	struct nursery nursery;
+
+	nursery_init(&nursery, crowd->world->loop);
+	lost_captured = false;
+	for (unsigned i = 1; i <= REPLICAS; i++)
+		sim_env(crowd->nodes[i].env)->rate_bytes_per_s = SENDING_RATE;
+	crowd_work(crowd, &first);
+	point_listen(note_captured);
+	assert_int_equal(fiber_start(&nursery, "lose", lose_sender, crowd), 0);
+	crowd_work(crowd, &job);
+	point_listen(NULL);
+	nursery_fini(&nursery);
+	return 0;
+}
+
+static void a_node_that_is_lost_is_not_named_slow(void **state)
+{
+	for (uint64_t seed = 1; seed <= 2; seed++) {
+		crowd_play(seed, 3, 96 * MIB, losing_story);
+		assert_int_equal(laziness.slow, 0);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -518,6 +595,7 @@ int main(void)
 		cmocka_unit_test(a_node_that_is_slow_for_a_second_is_not_named),
 		cmocka_unit_test(a_copy_that_its_source_sends_slowly_comes_from_another),
 		cmocka_unit_test(a_node_that_sends_its_copies_slowly_is_named_to_the_ranks),
+		cmocka_unit_test(a_node_that_is_lost_is_not_named_slow),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
