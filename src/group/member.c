@@ -121,15 +121,10 @@ int msave_set_id(struct msave *save, uint64_t save_id)
 	return map_put(&save->groups->saves, id_key(&save->save_id), save);
 }
 
-static bool is_over(const struct msave *save)
-{
-	return save_state_is_over(save->state);
-}
-
 /* Leaves the lists once it has ended and no rank can touch its spans. */
 void msave_settled(struct msave *save)
 {
-	if (!is_over(save) || list_empty(&save->link))
+	if (!save_state_is_over(save->state) || list_empty(&save->link))
 		return;
 	list_each(node, &save->offers) {
 		struct moffer *offer = list_entry(node, struct moffer, link);
@@ -148,7 +143,7 @@ void msave_fail(struct msave *save, int code, const char *words)
 {
 	struct msg_g_stage end = { .code = (uint32_t)-code, .words = view_str(words) };
 
-	if (is_over(save))
+	if (save_state_is_over(save->state))
 		return;
 	save_state_move(&save->state, SAVE_FAILED);
 	(void)error_set(&save->error, code, "%s", words);
@@ -183,7 +178,7 @@ int msave_wait_while(struct msave *save, bool (*pending)(const struct msave *sav
 
 static bool is_gathering_here(const struct msave *save)
 {
-	return !save->sent && !is_over(save);
+	return !save->sent && !save_state_is_over(save->state);
 }
 
 struct msave *msave_held(struct groups *groups, uint64_t save_id, uint64_t epoch, const char *from, int *ret_code,
@@ -605,7 +600,7 @@ void group_cancel(struct rank *rank, uint64_t number)
 		if (!offer || offer->client_save != number)
 			continue;
 		offer->quiet = true;
-		if (is_over(save))
+		if (save_state_is_over(save->state))
 			msave_settled(save);
 		else if (!save->sent)
 			group_abandon(rank, view_str(save->bundle), save->step, (struct view){ 0 });
@@ -623,7 +618,7 @@ void member_rank_left(struct rank *rank, const char *words)
 
 		if (offer)
 			offer->rank = NULL; /* dead or done: it cannot write any more */
-		if (!is_over(save) && !save->sent)
+		if (!save_state_is_over(save->state) && !save->sent)
 			msave_fail(save, -ERR_ERANK, words);
 		else
 			msave_settled(save);

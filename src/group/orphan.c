@@ -17,19 +17,9 @@
 #define SEEK_ASK_MS 1000  /* for who may be gone to answer */
 #define SEEK_MS	    500	  /* between two looks for the successor of a coordinator that is gone */
 
-static bool is_over(const struct msave *save)
-{
-	return save_state_is_over(save->state);
-}
-
 static bool is_undisturbed(const struct msave *save)
 {
-	return !is_over(save) && !save->orphan;
-}
-
-static bool is_captured(const struct msave *save)
-{
-	return save_state_is_captured(save->state);
+	return !save_state_is_over(save->state) && !save->orphan;
 }
 
 void msave_adopt(struct msave *save, const char *node, uint64_t epoch)
@@ -49,11 +39,11 @@ static void lose_coordinator(struct msave *save)
 {
 	char words[160];
 
-	if (is_over(save))
+	if (save_state_is_over(save->state))
 		return;
 	snprintf(words, sizeof(words), "node %s, which coordinated the save, was lost before all had captured",
 		 save->coordinator);
-	if (is_captured(save)) {
+	if (save_state_is_captured(save->state)) {
 		save->orphan = true;
 		wake_all(&save->changed);
 	} else {
@@ -67,13 +57,13 @@ static void take_end(struct msave *save, const struct msg_g_end *end)
 	_cleanup_(cleanup_mem) char *words = view_dup(end->words);
 	struct msg_g_stage stage = { .code = end->code, .words = end->words, .version = end->version };
 
-	if (is_over(save))
+	if (save_state_is_over(save->state))
 		return;
 	if (end->code == ERR_ESTALEEPOCH) {
 		lose_coordinator(save);
 	} else if (end->stage == SAVE_FAILED) {
 		msave_fail(save, end->code ? -(int)end->code : -EIO, words ? words : "the save failed");
-	} else if (end->stage == SAVE_DURABLE && is_captured(save)) {
+	} else if (end->stage == SAVE_DURABLE && save_state_is_captured(save->state)) {
 		msave_end_durable(save, &stage);
 	}
 }
@@ -129,9 +119,9 @@ int orphan_watch(struct msave *save)
 	uint64_t begun_ns = env_now(env);
 	int r = 0;
 
-	while (r != -ECANCELED && !is_over(save)) {
+	while (r != -ECANCELED && !save_state_is_over(save->state)) {
 		r = msave_wait_while(save, is_undisturbed, ASK_MS);
-		if (is_over(save) || r == -ECANCELED)
+		if (save_state_is_over(save->state) || r == -ECANCELED)
 			break;
 		r = save->orphan ? seek_coordinator(save) : r == -ETIMEDOUT ? ask_coordinator_of(save, SETTLE_MS) : 0;
 		if (env_now(env) - begun_ns > (save->waves ? THROUGH_TIMEOUT_MS : LIFE_TIMEOUT_MS) * NS_PER_MS)
