@@ -57,7 +57,7 @@ void pace_begin(struct pace *pace, size_t i, uint64_t now_ns)
 
 	CHECK(i < pace->n);
 	node->begun_ns = now_ns;
-	node->took_ns = 0;
+	node->bytes = node->took_ns = 0;
 	node->looks = 0;
 	memset(node->done, 0, sizeof(node->done));
 }

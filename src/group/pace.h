@@ -37,7 +37,10 @@ struct pace {
 	unsigned looks;			/* so far */
 };
 
-/* It begins to write, the first time or anew; how much, the caller keeps in its bytes. */
+/*
+ * It begins to write, the first time or anew; how much, the caller says in its bytes, from then on: 0 until the next look that knows of it, so
+ * that one which is under way does not take what it had done before for a part of it.
+ */
 void pace_begin(struct pace *pace, size_t node, uint64_t now_ns);
 /* A look at @now_ns: @done per node, which never falls here, whatever the nodes say. */
 void pace_look(struct pace *pace, const uint64_t *done, uint64_t now_ns);

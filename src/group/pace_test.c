@@ -22,12 +22,13 @@ struct race {
 static void race_begin(struct race *race, uint64_t bytes)
 {
 	memset(race, 0, sizeof(*race));
-	for (size_t i = 0; i < NODES; i++)
-		race->nodes[i] = (struct pace_node){ .rate = RATE, .bytes = bytes };
 	race->pace =
 		(struct pace){ .nodes = race->nodes, .sorted = race->sorted, .n = NODES, .begun_ns = 77 * NS_PER_S };
-	for (size_t i = 0; i < NODES; i++)
+	for (size_t i = 0; i < NODES; i++) {
+		race->nodes[i].rate = RATE;
 		pace_begin(&race->pace, i, race->pace.begun_ns);
+		race->nodes[i].bytes = bytes;
+	}
 }
 
 /* So many looks, between which the nodes write so many bytes. */
@@ -223,9 +224,9 @@ static void who_is_given_more_begins_anew(void **state)
 	race_on(&race, 1, steps);
 	race.nodes[1].took_ns = LOOK_NS;
 	race_on(&race, 10, others);
+	pace_begin(&race.pace, 1, race.pace.begun_ns + 11 * LOOK_NS + LOOK_NS / 2);
 	race.nodes[1].bytes = 200 * MB;
 	race.done[1] = 0;
-	pace_begin(&race.pace, 1, race.pace.begun_ns + 11 * LOOK_NS + LOOK_NS / 2);
 	race_on(&race, PACE_LOOKS - 1, others);
 	assert_int_equal(n_slow(&race), 0);
 	assert_true(race.nodes[1].pace > 0);
@@ -234,6 +235,27 @@ static void who_is_given_more_begins_anew(void **state)
 	assert_true(pace_is_slow(&race.pace, 1) && pace_is_hopeless(&race.pace, 1));
 	race_on(&race, 4, steps);
 	assert_int_equal(n_slow(&race), 0);
+}
+
+/* Others were being asked when it was given more: that look knows of what it had before alone. */
+static void a_look_under_way_says_nothing_of_who_begins_anew(void **state)
+{
+	const uint64_t steps[NODES] = { 5 * MB, 5 * MB, 5 * MB, 5 * MB }, others[NODES] = { 5 * MB, 0, 5 * MB, 5 * MB };
+	struct race race;
+
+	race_begin(&race, 1000 * MB);
+	race.nodes[1].bytes = 40 * MB;
+	race_on(&race, 8, steps);
+	race.nodes[1].took_ns = 8 * LOOK_NS;
+	race_on(&race, 1, others);
+	pace_begin(&race.pace, 1, race.pace.begun_ns + 10 * LOOK_NS);
+	race_on(&race, 1, others); /* with the 40 MB that it had done */
+	race.nodes[1].bytes = 200 * MB;
+	race.done[1] = 0;
+	for (int i = 0; i < 3 * PACE_LOOKS; i++) {
+		race_on(&race, 1, steps);
+		assert_int_equal(n_slow(&race), 0);
+	}
 }
 
 /* Half of what it had to write is taken from it. */
@@ -263,8 +285,8 @@ static void who_comes_later_is_no_measure_at_first(void **state)
 	race.nodes[3].bytes = 0;
 	race_on(&race, PACE_LOOKS, steps);
 	assert_int_equal(n_slow(&race), 0);
-	race.nodes[3].bytes = 1000 * MB;
 	pace_begin(&race.pace, 3, race.pace.begun_ns + PACE_LOOKS * LOOK_NS);
+	race.nodes[3].bytes = 1000 * MB;
 	race_on(&race, 1, steps);
 	assert_int_equal(race.pace.n_sorted, 3);
 	race_on(&race, PACE_LOOKS - 1, steps);
@@ -306,6 +328,7 @@ int main(void)
 		cmocka_unit_test(half_of_the_nodes_may_be_slow),
 		cmocka_unit_test(what_a_node_says_never_falls),
 		cmocka_unit_test(who_is_given_more_begins_anew),
+		cmocka_unit_test(a_look_under_way_says_nothing_of_who_begins_anew),
 		cmocka_unit_test(who_is_relieved_has_less_to_write),
 		cmocka_unit_test(of_those_that_have_ended_who_took_far_longer_was_slow),
 		cmocka_unit_test(who_comes_later_is_no_measure_at_first),
