@@ -140,7 +140,8 @@ void label_entries_free(struct label_entry *entries, size_t n);
 int label_set(struct bundles *bundles, struct view tenant, struct view bundle, struct view label, uint64_t expect,
 	      uint64_t number, uint64_t deadline_ns, struct error *e);
 /*
- * -EBUSY naming the label that holds it, the node that reads it, or an open save whose parent it is. Repeatable at any point. Its segments
+ * -EBUSY naming the label that holds it, the node that reads it, or an open save whose parent it is. -EAGAIN: it is read, and another node
+ * goes on with its deletion when it is not any more. Repeatable at any point. Its segments
  * and, unless other versions may name them, its packs are gone at once; the rest is collection's.
  */
 int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,

@@ -344,6 +344,37 @@ static void a_deletion_that_was_taken_over_is_not_taken_back(struct shelf *shelf
 	EXPECT_INT(root_state(other, 1), ROOT_DELETED);
 }
 
+/* Whoever mends has seen the mark, and comes to take over when it is gone. */
+static void a_deletion_that_was_taken_back_is_not_gone_on_with(struct shelf *shelf, struct shelf *other,
+							       struct error *e)
+{
+	struct version *version = NULL;
+	struct place at = place();
+
+	shelf_save(shelf, bundle, 1);
+	EXPECT_CALL(open_it(other, "1", &version, e), 0, e);
+	EXPECT_CALL(delete_it(shelf, 1, e), -EBUSY, e);
+	EXPECT_CALL(delete_resume(shelf->bundles, &at, 1, deadline(shelf), e), 0, e);
+	EXPECT_INT(root_state(other, 1), ROOT_PUBLISHED);
+	EXPECT(opens(shelf, "1"));
+	version_put(version);
+}
+
+static void who_cannot_delete_what_another_node_deletes_is_not_told_that_it_stays(struct shelf *shelf,
+										  struct shelf *other, struct error *e)
+{
+	struct version *version = NULL;
+	struct place at = place();
+
+	shelf_save(shelf, bundle, 1);
+	EXPECT_CALL(open_it(other, "1", &version, e), 0, e);
+	EXPECT_CALL(delete_begin(shelf->bundles, &at, 1, 5, deadline(shelf), e), 0, e);
+	EXPECT_CALL(delete_it(shelf, 1, e), -EAGAIN, e);
+	EXPECT(strstr(e->text, "being deleted"));
+	version_put(version);
+	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
+}
+
 static void the_parent_of_an_open_save_is_not_deleted(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	struct fence fence = { 0 };
@@ -962,6 +993,8 @@ int main(void)
 		SHELF_STORY(a_reader_whose_lease_is_over_learns_that_its_version_was_deleted),
 		SHELF_STORY(without_an_index_the_root_says_what_was_deleted),
 		SHELF_STORY(a_deletion_that_was_taken_over_is_not_taken_back),
+		SHELF_STORY(a_deletion_that_was_taken_back_is_not_gone_on_with),
+		SHELF_STORY(who_cannot_delete_what_another_node_deletes_is_not_told_that_it_stays),
 		SHELF_STORY(the_parent_of_an_open_save_is_not_deleted),
 		SHELF_STORY(packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them),
 		SHELF_STORY(a_rule_keeps_the_last_each_kth_and_what_is_labelled_or_read),

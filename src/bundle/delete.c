@@ -101,8 +101,8 @@ static int no_version(const struct place *place, uint64_t number, struct error *
 			 (const char *)place->bundle.ptr, number);
 }
 
-/* 0: marked; DELETE_TAKEN_OVER: somebody had begun, and it is marked anew; META_CONFLICT. */
-static int mark_dying(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+/* 0: marked; DELETE_TAKEN_OVER: somebody had begun, and it is marked anew; DELETE_NOT_BEGUN: nobody had, with @resume; META_CONFLICT. */
+static int mark_dying(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark, bool resume,
 		      uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(change_fini) struct change change = { 0 };
@@ -116,6 +116,8 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 	if (r == ROW_ABSENT)
 		return no_version(place, number, e);
 	bool begun = !r && row.state == ROW_DYING;
+	if (!r && !begun && resume)
+		return DELETE_NOT_BEGUN;
 	if (!r && !begun) /* a move or a slot that comes now changes the bundle's row */
 		r = check_labels(bundles, place, number, deadline_ns, e);
 	if (!r && !begun)
@@ -135,7 +137,7 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 	return !r && begun ? DELETE_TAKEN_OVER : r;
 }
 
-int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+static int begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark, bool resume,
 		 uint64_t deadline_ns, struct error *e)
 {
 	int r = META_CONFLICT;
@@ -143,9 +145,15 @@ int delete_begin(struct bundles *bundles, const struct place *place, uint64_t nu
 	for (int i = 0; r == META_CONFLICT; i++) {
 		r = change_again(bundles, place, i, e);
 		if (!r)
-			r = mark_dying(bundles, place, number, mark, deadline_ns, e);
+			r = mark_dying(bundles, place, number, mark, resume, deadline_ns, e);
 	}
 	return r;
+}
+
+int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
+		 uint64_t deadline_ns, struct error *e)
+{
+	return begin(bundles, place, number, mark, false, deadline_ns, e);
 }
 
 /* META_CONFLICT */
@@ -287,8 +295,10 @@ static uint64_t new_mark(struct bundles *bundles)
 int delete_resume(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e)
 {
-	int r = delete_begin(bundles, place, number, new_mark(bundles), deadline_ns, e);
+	int r = begin(bundles, place, number, new_mark(bundles), true, deadline_ns, e);
 
+	if (r == DELETE_NOT_BEGUN) /* whoever had begun has just taken his mark back: it is read, and stays */
+		return 0;
 	if (r ==
 	    DELETE_TAKEN_OVER) /* no new reader comes; the old ones are waited for, if need be by the next who mends */
 		r = readers_check(bundles, place, number, deadline_ns, e);
@@ -313,6 +323,20 @@ static int delete_live(struct bundles *bundles, const struct place *place, uint6
 	return r ? r : delete_rest(bundles, place, number, deadline_ns, e);
 }
 
+/* "Busy" says that it stays. When somebody else has begun to delete it, or has taken over from us, it does not: it goes with its readers. */
+static int busy(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		struct error *e)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row;
+	int r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL);
+
+	if (r < 0 || (!r && row.state != ROW_DYING))
+		return -EBUSY;
+	return error_set(e, -EAGAIN,
+			 "version %" PRIu64 " is being deleted by another node, when nobody reads it any more", number);
+}
+
 int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
 		   uint64_t deadline_ns, struct error *e)
 {
@@ -329,6 +353,8 @@ int version_delete(struct bundles *bundles, struct view tenant, struct view bund
 		r = no_version(&place, number, e);
 	if (!r && state == ROOT_PUBLISHED)
 		r = delete_live(bundles, &place, number, deadline_ns, e);
+	if (r == -EBUSY)
+		r = busy(bundles, &place, number, deadline_ns, e);
 	if (!r)
 		delete_objects(bundles, &place, number, deadline_ns);
 	return r;

@@ -309,11 +309,11 @@ int publish_index(struct bundles *bundles, const struct place *place, uint64_t n
 
 /* ---- delete.c: its steps; between the second and the third index_version() takes the rows away ---- */
 
-enum { DELETE_TAKEN_OVER = 4 }; /* not among the outcomes of a transaction */
+enum { DELETE_TAKEN_OVER = 4, DELETE_NOT_BEGUN = 5 }; /* not among the outcomes of a transaction */
 /* Marks it dying, as @mark's. 0; DELETE_TAKEN_OVER: somebody had begun; -EBUSY, -ENOENT. */
 int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
 		 uint64_t deadline_ns, struct error *e);
-/* Goes on with what somebody has begun; -EBUSY: it is still read. */
+/* Goes on with what somebody has begun, if he has not taken it back; -EBUSY: it is still read. */
 int delete_resume(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e);
 int delete_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,

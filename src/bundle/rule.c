@@ -268,7 +268,9 @@ int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret
 			logm(LOG_INFO, "bundle.rule-deleted", "bundle=%.*s version=%" PRIu64, (int)place->bundle.len,
 			     (const char *)place->bundle.ptr, number);
 		deleted += !r;
-		r = r == -EBUSY || r == -ENOENT ? 0 : r; /* read, labelled or pinned just now; gone already */
+		r = r == -EBUSY || r == -EAGAIN || r == -ENOENT ?
+			    0 :
+			    r; /* read, labelled or pinned just now; gone already */
 	}
 	*ret_deleted = deleted;
 	return r;
