@@ -194,6 +194,7 @@ int core_load_add(struct core_load *load, const struct core_want *want, struct e
 		return refused(load, -ENOMEM, "no memory for one target more", e);
 	}
 	load->wants[load->n_wants++] = own;
+	load->refusal.code = 0;
 	return 0;
 }
 

@@ -1,3 +1,4 @@
+#include "client/inside.h"
 #include "client/script_suite.h"
 
 #include <errno.h>
@@ -319,9 +320,28 @@ static void a_shortage_of_one_rank_is_told_and_what_all_meet_is_not(void **state
 	script_leave(s, group);
 }
 
+/* As for an item of a save: it was tried again and taken, so the other ranks are not told of a shortage. */
+static void what_a_target_met_is_forgotten_once_one_is_taken(void **state)
+{
+	struct script *s = *state;
+	struct core_group *group = script_join(s);
+	uint8_t byte;
+	const struct core_want want = { view_str("w.0"), 8, { .ndim = 1, .count = { 1 } }, &byte, NULL };
+	struct core_load *load;
+
+	assert_int_equal(core_load_new(s->core, group, 17, &load), 0);
+	(void)error_set(&load->refusal, -ENOMEM, "no memory for one target more"); /* as core_load_add() does */
+	assert_int_equal(core_load_add(load, &want, NULL), 0);
+	core_load_drop(load);
+	script_silence(s);
+	script_leave(s, group);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(what_a_target_met_is_forgotten_once_one_is_taken, script_set_up,
+						script_tear_down),
 		cmocka_unit_test_setup_teardown(a_refused_part_of_a_grouped_load_is_told_to_the_other_ranks,
 						script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(a_shortage_of_one_rank_is_told_and_what_all_meet_is_not, script_set_up,

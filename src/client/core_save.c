@@ -232,6 +232,7 @@ int core_save_add(struct core_save *save, const struct core_item *item, struct e
 	save->items[save->n_items++] = (struct save_item){ .data = item->data, .layout = layout };
 	save->offered_bytes += layout.bytes;
 	core_stats_set(&save->stats, "offered_bytes", save->offered_bytes);
+	save->refusal.code = 0;
 	return 0;
 }
 

@@ -1,3 +1,4 @@
+#include "client/inside.h"
 #include "client/script_suite.h"
 
 #include <errno.h>
@@ -429,6 +430,30 @@ static void an_offer_for_which_the_daemon_has_no_room_is_told_to_the_other_ranks
 	end(s, &v);
 }
 
+/* An item for which there was no memory, tried again: the cause is over, and not told when the save is given up for another. */
+static void what_an_item_met_is_forgotten_once_one_is_taken(void **state)
+{
+	static const uint8_t byte;
+	const struct core_item item = { .name = view_str("w.1"),
+					.dtype = view_str("uint8"),
+					.element_bits = 8,
+					.whole = { .ndim = 1, .count = { 1 } },
+					.box = { .ndim = 1, .count = { 1 } },
+					.data = &byte };
+	struct script *s = *state;
+	struct msg_cancel m;
+	struct saving v;
+
+	begin(s, &v, false);
+	(void)error_set(&v.save->refusal, -ENOMEM, "no memory for one item more"); /* as core_save_add() does */
+	assert_int_equal(core_save_add(v.save, &item, NULL), 0);
+	core_save_cancel(v.save);
+	script_expect(s, MSG_CANCEL);
+	assert_int_equal(msg_cancel_decode(view_buf(&s->body), &m), 0);
+	assert_true(!m.words.len);
+	end(s, &v);
+}
+
 static void an_unsubmitted_save_fails_when_it_is_dropped(void **state)
 {
 	struct script *s = *state;
@@ -654,6 +679,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(cancelling_before_the_answer_waits_for_it, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(cancelling_a_hint_that_needs_the_list_ends_it_here, script_set_up,
+						script_tear_down),
+		cmocka_unit_test_setup_teardown(what_an_item_met_is_forgotten_once_one_is_taken, script_set_up,
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(cancelling_too_late_changes_nothing, script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(an_offer_for_which_the_daemon_has_no_room_is_told_to_the_other_ranks,
