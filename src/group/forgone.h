@@ -7,18 +7,19 @@
 #pragma once
 
 #include "base/bytes.h"
+#include "group/nth.h"
 
 #define FORGONE_MAX	  16  /* of one run, on its coordinator and on each node */
 #define FORGONE_WORDS_MAX 256 /* bytes with the final 0 */
 
 struct forgone { /* zeroed: none */
 	struct forgone_load {
-		uint64_t save_id, nth; /* nth from 1 on; 0: none */
+		struct nth nth; /* counts from 1 on; 0: none */
 		char words[FORGONE_WORDS_MAX];
 	} loads[FORGONE_MAX];
 	unsigned n; /* ever */
 };
 
 /* The first words stay. */
-void forgone_put(struct forgone *forgone, uint64_t save_id, uint64_t nth, struct view words);
-const char *forgone_find(const struct forgone *forgone, uint64_t save_id, uint64_t nth); /* the words, or NULL */
+void forgone_put(struct forgone *forgone, const struct nth *nth, struct view words);
+const char *forgone_find(const struct forgone *forgone, const struct nth *nth); /* the words, or NULL */

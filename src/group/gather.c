@@ -30,7 +30,7 @@ void mload_put(struct mload *load)
 	free(load);
 }
 
-static struct mload *mload_new(struct mgroup *group, struct version *version, uint64_t nth)
+static struct mload *mload_new(struct mgroup *group, struct version *version, const struct nth *nth)
 {
 	struct mload *load = calloc(1, sizeof(*load));
 
@@ -39,7 +39,7 @@ static struct mload *mload_new(struct mgroup *group, struct version *version, ui
 	load->refs = 1;
 	list_init(&load->link);
 	waitplace_init(&load->changed);
-	load->nth = nth;
+	load->nth = *nth;
 	group->refs++;
 	load->group = group;
 	load->version = version_get(version);
@@ -63,15 +63,16 @@ static void mload_fail(struct mload *load, int code, const char *words)
 }
 
 /* To the coordinator, and through it to the nodes that wait. 0, -ENOMEM. */
-static int tell_forgone(const struct mgroup *group, uint64_t save_id, uint64_t nth, const char *words)
+static int tell_forgone(const struct mgroup *group, const struct nth *nth, const char *words)
 {
 	struct buf body = { 0 };
 	const struct msg_g_forgo m = { .tenant = view_str(group->tenant),
 				       .group = view_str(group->name),
 				       .incarnation = group->incarnation,
-				       .save_id = save_id,
-				       .nth = nth,
-				       .words = view_str(words) };
+				       .save_id = nth->save_id,
+				       .nth = nth->count,
+				       .words = view_str(words),
+				       .turn = nth->turn };
 	int r = msg_g_forgo_encode(&m, &body);
 
 	if (!r)
@@ -86,7 +87,7 @@ static void give_up(struct mload *load, int code, const char *words)
 	char text[FORGONE_WORDS_MAX];
 
 	snprintf(text, sizeof(text), "node %s: %s", cluster_node(load->group->groups->cluster), words);
-	(void)tell_forgone(load->group, load->version->save_id, load->nth, text);
+	(void)tell_forgone(load->group, &load->nth, text);
 	mload_fail(load, code, words);
 }
 
@@ -101,9 +102,10 @@ static int encode_want(const struct mload *load, struct buf *out)
 				   .incarnation = group->incarnation,
 				   .bundle = view_str(load->version->bundle),
 				   .version = load->version->number,
-				   .nth = load->nth,
+				   .nth = load->nth.count,
 				   .n_ranks = load->n_ranks,
-				   .save_id = load->version->save_id };
+				   .save_id = load->version->save_id,
+				   .turn = load->nth.turn };
 	int r = 0;
 
 	for (uint32_t b = 0; !r && b < load->version->n_blocks; b++) {
@@ -168,7 +170,7 @@ static int ask(void *arg)
 		(void)error_set(&load->error, r, "asking node %s for the plan of a load: %s", load->group->coordinator,
 				error_meaning(r));
 	if (r && r != -ERR_ERANK && r != -ECANCELED) /* the coordinator may not know, and others wait */
-		(void)tell_forgone(load->group, load->version->save_id, load->nth, load->error.text);
+		(void)tell_forgone(load->group, &load->nth, load->error.text);
 	load->answered = true;
 	wake_all(&load->changed);
 	return 0;
@@ -177,23 +179,23 @@ static int ask(void *arg)
 int group_forgo_load(struct rank *rank, const struct version *version, struct view why)
 {
 	struct mgroup *group = rank->group;
-	uint64_t *count = nths_of(&rank->loads, version->save_id);
+	struct nth *nth = nths_of(&rank->loads, version->save_id);
 	char words[FORGONE_WORDS_MAX];
 
-	if (!count)
+	if (!nth)
 		return -ENOMEM;
 	snprintf(words, sizeof(words), "rank %u on node %s cannot take part: %.*s", rank->number,
 		 cluster_node(group->groups->cluster), (int)(why.len < 128 ? why.len : 128),
 		 why.len ? (const char *)why.ptr : "");
-	uint64_t nth = ++*count;
-	forgone_put(&group->forgone, version->save_id, nth, view_str(words));
+	nth->count++;
+	forgone_put(&group->forgone, nth, view_str(words));
 	list_each(node, &group->loads) {
 		struct mload *load = list_entry(node, struct mload, link);
 
-		if (load->nth == nth && load->version->save_id == version->save_id && !load->asked && !load->answered)
+		if (nth_equal(&load->nth, nth) && !load->asked && !load->answered)
 			mload_fail(load, -ERR_ERANK, words);
 	}
-	return tell_forgone(group, version->save_id, nth, words);
+	return tell_forgone(group, nth, words);
 }
 
 int mload_join(struct rank *rank, struct version *version, const uint32_t *blocks, size_t n, struct mload **ret,
@@ -201,31 +203,30 @@ int mload_join(struct rank *rank, struct version *version, const uint32_t *block
 {
 	struct mgroup *group = rank->group;
 	struct mload *load = NULL;
-	uint64_t *count = nths_of(&rank->loads, version->save_id);
+	struct nth *counted = nths_of(&rank->loads, version->save_id);
 
-	if (!count)
+	if (!counted)
 		return -ENOMEM;
-	const uint64_t nth = *count + 1;
+	const struct nth nth = { counted->save_id, counted->count + 1, counted->turn };
 	if (group->n_gone)
 		return error_set(e, -ERR_ERANK, "a rank of this node has left group %s: a new run must join",
 				 group->name);
 	list_each(node, &group->loads) {
 		struct mload *other = list_entry(node, struct mload, link);
 
-		if (other->nth == nth && other->version->save_id == version->save_id && !other->asked &&
-		    !other->answered)
+		if (nth_equal(&other->nth, &nth) && !other->asked && !other->answered)
 			load = other;
 	}
 	if (load)
 		load->refs++;
 	else
-		load = mload_new(group, version, nth);
+		load = mload_new(group, version, &nth);
 	if (!load)
 		return -ENOMEM;
-	*count =
-		nth; /* from here on it counts, however it ends; a refusal before that is made good by group_forgo_load() */
+	/* from here on it counts, however it ends; a refusal before that is made good by group_forgo_load() */
+	*counted = nth;
 	*ret = load;
-	const char *forgone = forgone_find(&group->forgone, version->save_id, nth);
+	const char *forgone = forgone_find(&group->forgone, &nth);
 	if (forgone) {
 		mload_fail(load, -ERR_ERANK, forgone);
 		return 0;
@@ -541,7 +542,7 @@ static int serve_want(void *arg, const char *from, struct view body, uint64_t de
 	r = coordinator_whole(group, e); /* it would wait for a rank that never asks */
 	if (r)
 		return r;
-	const char *forgone = forgone_find(&group->forgone, want.save_id, want.nth);
+	const char *forgone = forgone_find(&group->forgone, &(struct nth){ want.save_id, want.nth, want.turn });
 	if (forgone)
 		return error_set(e, -ERR_ERANK, "%s", forgone);
 	_cleanup_(cleanup_cload_put) struct cload *load = cload_obtain(group, &want);
@@ -575,8 +576,9 @@ static int serve_forgo(void *arg, const char *from, struct view body, uint64_t d
 	struct cgroup *group = coordinator_find(arg, forgo.tenant, forgo.group, forgo.incarnation);
 	if (!group)
 		return 0; /* that run is over */
-	forgone_put(&group->forgone, forgo.save_id, forgo.nth, forgo.words);
-	const char *words = forgone_find(&group->forgone, forgo.save_id, forgo.nth);
+	const struct nth nth = { forgo.save_id, forgo.nth, forgo.turn };
+	forgone_put(&group->forgone, &nth, forgo.words);
+	const char *words = forgone_find(&group->forgone, &nth);
 	list_each(node, &group->loads) {
 		struct cload *load = list_entry(node, struct cload, link);
 

@@ -14,7 +14,7 @@ struct mload {
 	struct list link; /* in mgroup.loads */
 	struct mgroup *group;
 	struct version *version;
-	uint64_t nth;
+	struct nth nth;
 	uint32_t n_ranks; /* that have said what they need */
 	bool *needed;	  /* per block of the version */
 	uint32_t *source; /* per block: into nodes, or LOAD_STORE */

@@ -9,6 +9,7 @@
 
 void nths_init(struct nths *nths)
 {
+	nths->turn = 0;
 	map_init(&nths->counts);
 }
 
@@ -19,17 +20,26 @@ void nths_fini(struct nths *nths)
 	map_fini(&nths->counts);
 }
 
-uint64_t *nths_of(struct nths *nths, uint64_t save_id)
+struct nth *nths_of(struct nths *nths, uint64_t save_id)
 {
 	struct view key = view_of(&save_id, sizeof(save_id));
-	uint64_t *known = map_get(&nths->counts, key);
+	struct nth *known = map_get(&nths->counts, key);
 
 	if (known)
 		return known;
-	_cleanup_(cleanup_mem) uint64_t *count = calloc(1, sizeof(*count));
-	if (!count || map_put(&nths->counts, key, count))
+	_cleanup_(cleanup_mem) struct nth *nth = calloc(1, sizeof(*nth));
+	if (!nth || map_put(&nths->counts, key, nth))
 		return NULL;
+	*nth = (struct nth){ .save_id = save_id, .turn = ++nths->turn };
 	if (nths->counts.n > NTH_VERSIONS_MAX)
 		free(map_remove(&nths->counts, map_key(map_first(&nths->counts))));
-	return TAKE(count);
+	return TAKE(nth);
+}
+
+/* A version that was forgotten meanwhile has a turn that is later by NTH_VERSIONS_MAX or more. */
+bool nth_equal(const struct nth *a, const struct nth *b)
+{
+	uint64_t apart = a->turn < b->turn ? b->turn - a->turn : a->turn - b->turn;
+
+	return a->save_id == b->save_id && a->count == b->count && apart < NTH_VERSIONS_MAX / 2;
 }

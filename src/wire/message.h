@@ -302,14 +302,15 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define ELEM_u32(F)	    F(u32, v)
 #define MSG_g_want(F)                                                                                              \
 	F(str, tenant) F(str, group) F(u64, incarnation) F(str, bundle) F(u64, version) F(u64, nth) F(u32, n_ranks) \
-	F(list, blocks) F(list, held) F(u64, save_id) /* held: those of blocks that the node has already; version 0: staged */
+	F(list, blocks) F(list, held) F(u64, save_id) F(u64, turn) /* held: those of blocks that the node has already; version 0: staged */
 #define ELEM_step(F)	    F(u32, block) F(u32, source) /* index into nodes, or UINT32_MAX: the store */
 #define MSG_g_want_reply(F) F(list, nodes) F(list, steps)
 
 #define MSG_g_trace(F) F(str, tenant) F(u64, save_id) F(str, bundle) F(u64, version)
 
-/* The nth grouped load of that version does not come to a plan: words name the rank and why. */
-#define MSG_g_forgo(F) F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(u64, nth) F(str, words)
+/* The nth grouped load of that version does not come to a plan: words name the rank and why. turn: it is counted since then (group/nth.h). */
+#define MSG_g_forgo(F) \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(u64, save_id) F(u64, nth) F(str, words) F(u64, turn)
 
 /* clang-format on */
 
