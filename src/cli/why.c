@@ -15,7 +15,9 @@
 #include "cli/verbs.h"
 
 #define ID_DIGITS    16
-#define SILENT_NAMED 8 /* nodes; the others are counted */
+#define SILENT_NAMED 8					    /* nodes; the others are counted */
+#define NODE_BYTES   63					    /* of a node's name, at most */
+#define SILENT_BYTES (SILENT_NAMED * (NODE_BYTES + 2) + 32) /* ", " between them; " and so many more", the final 0 */
 
 struct why {
 	struct command command;
@@ -275,7 +277,7 @@ static void list_silent(const struct why *why, char *out, size_t size)
 
 static int say_unknown(const struct why *why, const char *what)
 {
-	char names[SILENT_NAMED * 66 + 32];
+	char names[SILENT_BYTES];
 
 	list_silent(why, names, sizeof(names));
 	if (*names)
@@ -300,7 +302,7 @@ static int run(struct why *why)
 		return command_fail_call(r, what);
 	if (!r)
 		return say_unknown(why, what);
-	char names[SILENT_NAMED * 66 + 32];
+	char names[SILENT_BYTES];
 	list_silent(why, names, sizeof(names));
 	if (*names && !why->command.json)
 		fprintf(stderr, "no answer from %s, which may know more\n", names);

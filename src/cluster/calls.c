@@ -16,9 +16,8 @@
 
 #define DRAIN_STEP_MS 2
 #define LOOK_AGAIN_MS 200 /* for an object that is known to be there */
-#define READ_FIRST_BYTES \
-	(64u             \
-	 << 10) /* of an object that may be larger: hardly one is, so the memory for more is taken when it is seen */
+/* Of an object that may be larger: hardly one is, so the memory for more is taken when it is seen. */
+#define READ_FIRST_BYTES (64u << 10)
 
 static const char *const backend_op_names[] = {
 	[BACKEND_GET] = "get",	     [BACKEND_HEAD] = "head",	  [BACKEND_PUT] = "put",     [BACKEND_BEGIN] = "begin",

@@ -291,11 +291,11 @@ static int by_name(const void *a, const void *b)
 
 int cluster_known_nodes(struct cluster *cluster, struct node_info **ret, size_t *ret_n, struct error *e)
 {
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
 	struct peer *meta = cluster->meta_peer;
 	struct node_info *infos = calloc(cluster->peers.n + 2, sizeof(*infos));
 	size_t n = 0;
 
-	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
 	if (!infos)
 		return error_set(e, -ENOMEM, "no memory for a list of nodes");
 	info_of_self(cluster, &infos[n++]);

@@ -44,9 +44,9 @@ static void judge(const struct sources *sources, struct court *court, bool *ret_
 		pace->nodes[i] = (struct pace_node){ .rate = RATE };
 	for (size_t i = 0; i < sources->n; i++) {
 		const struct sighting *seen = &sources->seen[i];
-		struct pace_node *node = &pace->nodes[seen->of];
 
 		CHECK(seen->of < pace->n && seen->by < pace->n);
+		struct pace_node *node = &pace->nodes[seen->of];
 		if (court->suspect[seen->by] && court->suspect[seen->of] && !court->witness[seen->by])
 			continue;
 		node->bytes += seen->bytes;
