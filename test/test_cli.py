@@ -255,10 +255,24 @@ def test_a_refused_first_up_is_none(make_folder):
     assert [path.name for path in deep.iterdir() if path.name != "lock"] == ["mine"]
 
 
+def test_a_refused_first_up_leaves_no_index_and_no_store(cluster):
+    """Node 0 opens both, and ends since it finds a folder where its socket should be. What was there before is not this one's."""
+    folder = cluster.folder
+    (folder / "node-0" / "socket").mkdir(parents=True)
+    (folder / "store" / ".tmp").mkdir(parents=True)
+    assert "something else than a socket" in cluster.up(1, status=1).stderr
+    assert {path.name for path in folder.iterdir()} == {"lock", "node-0"}
+    (folder / "meta").mkdir()
+    (folder / "meta" / "mine").touch()
+    cluster.up(1, status=1)
+    assert (folder / "meta" / "mine").exists()
+
+
 def test_a_first_up_that_has_begun_a_cluster_says_what_stays(cluster):
     (cluster.folder / "node-1" / "socket").mkdir(parents=True)
     (cluster.folder / "store" / "g").mkdir(parents=True)  # as if node 0 had joined: how far it comes is a matter of time
-    assert "has what was begun" in cluster.up(2, status=1).stderr
+    begun = f"{cluster.folder} has what was begun: the same `up` goes on with it; remove it, and {cluster.folder}/store/g, to"
+    assert begun in cluster.up(2, status=1).stderr
     assert json.loads((cluster.folder / "cluster.json").read_text())["nodes"] == 2
 
 

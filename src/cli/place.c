@@ -1,5 +1,6 @@
 #include "cli/place.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -442,11 +443,13 @@ int place_tell_http(const struct place *place, uint64_t node, const char *addres
 int place_prepare(struct place *place, bool runs, struct error *e)
 {
 	_cleanup_(cleanup_mem) char *store = place_path(place, "store"), *store_url = NULL;
+	_cleanup_(cleanup_mem) char *index = place_path(place, "meta");
 	int r = fill_in(place);
 
 	store_url = store ? format("dir:%s", store) : NULL;
-	if (r || !store_url)
+	if (r || !store_url || !index)
 		return -ENOMEM;
+	place->lacks_index = access(index, F_OK) != 0;
 	if (!strcmp(place->store, store_url))
 		r = make_folder(store, e);
 	if (!r && !(place->port && (runs || try_port(place->port) > 0))) {
@@ -481,21 +484,35 @@ static void drop_folder(char *path)
 	free(path);
 }
 
-static bool has_begun(const struct place *place)
+/* With all files in it. */
+static void drop_index(char *path)
 {
-	bool is_dir = place->store && !strncmp(place->store, "dir:", 4);
-	_cleanup_(cleanup_mem) char *path = is_dir ? format("%s/g", place->store + 4) : NULL;
+	DIR *folder = path ? opendir(path) : NULL;
 
-	return path && !access(path, F_OK);
+	for (struct dirent *entry; folder && (entry = readdir(folder));)
+		drop_file(format("%s/%s", path, entry->d_name));
+	if (folder)
+		closedir(folder);
+	drop_folder(path);
 }
 
-void place_undo(struct place *place, bool *ret_begun)
+static bool is_folder_store(const struct place *place)
+{
+	return place->store && !strncmp(place->store, "dir:", 4);
+}
+
+void place_undo(struct place *place, char ret_begun[PATH_MAX])
 {
 	static const char *const files[] = { "config", "http", "pid", "started", "socket" };
 
-	*ret_begun = has_begun(place);
-	if (*ret_begun)
-		return;
+	*ret_begun = 0;
+	if (is_folder_store(
+		    place)) { /* without an allocation that could fail: what has begun must not be taken for nothing */
+		snprintf(ret_begun, PATH_MAX, "%s/g", place->store + 4);
+		if (!access(ret_begun, F_OK))
+			return;
+		*ret_begun = 0;
+	}
 	drop_file(place_path(place, "cluster.json"));
 	drop_file(place_path(place, "env"));
 	if (place->made_key)
@@ -505,6 +522,9 @@ void place_undo(struct place *place, bool *ret_begun)
 			drop_file(place_node_path(place, node, files[i]));
 		drop_folder(place_node_path(place, node, ""));
 	}
+	if (place->lacks_index && is_folder_store(place))
+		drop_index(place_path(place, "meta"));
+	drop_folder(place_path(place, "store/.tmp"));
 	drop_folder(place_path(place, "store"));
 	if (!place->is_made)
 		return;

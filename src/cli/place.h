@@ -12,6 +12,7 @@
  */
 #pragma once
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,6 +26,7 @@ struct place {
 	bool is_made;			  /* the folder is of this place_open() */
 	bool has_key;			  /* D/key is there */
 	bool made_key;			  /* and is of this place_prepare() */
+	bool lacks_index;		  /* D/meta was not there in place_prepare() */
 	int lock_fd;			  /* -1: not held */
 	uint64_t nodes, port, pool_bytes; /* pool_bytes 0: fitted to the machine at each start */
 	char *store, *meta, *cluster;	  /* URLs; the cluster's name */
@@ -41,9 +43,10 @@ int place_prepare(struct place *place, bool runs, struct error *e);
 
 /*
  * A first `up` was refused: takes away what it was asked for, so that the next one is a first one, too. Logs stay for whoever looks for the
- * cause. *@ret_begun true: a node has joined, and the store has the cluster's generation; then all stays, the index belongs to it.
+ * cause. @ret_begun not empty: a node has joined, and the cluster's generation is in the store, there; then all stays, the index belongs
+ * to it.
  */
-void place_undo(struct place *place, bool *ret_begun);
+void place_undo(struct place *place, char ret_begun[PATH_MAX]);
 
 char *place_node_path(const struct place *place, uint64_t node,
 		      const char *name); /* D/node-N/NAME, or D/node-N for "" */

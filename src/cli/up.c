@@ -426,13 +426,13 @@ static int bring_up(struct up *up)
 /* A first `up` that was refused is none. */
 static void take_back(struct up *up)
 {
-	bool begun;
+	char begun[PATH_MAX];
 
-	place_undo(&up->place, &begun);
-	if (begun)
+	place_undo(&up->place, begun);
+	if (*begun)
 		fprintf(stderr,
-			"forebay: %s has what was begun: the same `up` goes on with it; remove it, and %s/g, to begin anew\n",
-			up->place.dir, up->place.store);
+			"forebay: %s has what was begun: the same `up` goes on with it; remove it, and %s, to begin anew\n",
+			up->place.dir, begun);
 }
 
 static int run(struct up *up)
