@@ -565,17 +565,23 @@ void coordinator_node_lost(struct groups *groups, const char *node)
 	}
 }
 
-/* It was refused on its own node, before it was here or just when it came. */
+/* Does the message mean the rank that is here, and not one that has joined since? */
+static bool means(const struct msg_g_lost *lost, const char *from, const struct crank *rank)
+{
+	return rank->presence == RANK_HERE && !strcmp(rank->node, from) &&
+	       (lost->joiner == rank->joiner || (!lost->joiner && !lost->forgone));
+}
+
+/* It was refused on its own node, before it was here or just when it came. One that is here has joined since that was said. */
 static void forgo_rank(struct cgroup *group, const struct msg_g_lost *lost, const char *from, const char *words)
 {
 	bool current = group->run && view_equal(view_str(group->run), lost->run) && lost->rank < group->size;
 	struct crank *rank = current ? &group->ranks[lost->rank] : NULL;
 
-	if (rank && rank->presence == RANK_HERE) {
-		if (strcmp(rank->node, from) != 0)
-			return; /* another process came in its place */
+	if (rank && rank->presence == RANK_HERE && !means(lost, from, rank))
+		return;
+	if (rank && rank->presence == RANK_HERE)
 		lose_rank(group, lost->rank, words);
-	}
 	if (rank) {
 		rank->presence = RANK_FORGONE;
 		snprintf(rank->node, sizeof(rank->node), "%s", from);
@@ -585,7 +591,12 @@ static void forgo_rank(struct cgroup *group, const struct msg_g_lost *lost, cons
 	}
 	if (!lost->run.len || lost->run.len > GROUP_NAME_MAX)
 		return;
-	struct absentee *absentee = &group->absentees[group->n_absentees++ % ABSENTEES_MAX];
+	struct absentee *absentee = NULL;
+	for (unsigned i = 0; !absentee && i < ABSENTEES_MAX; i++)
+		if (group->absentees[i].rank == lost->rank && view_equal(view_str(group->absentees[i].run), lost->run))
+			absentee = &group->absentees[i]; /* its node and its client say it both */
+	if (!absentee)
+		absentee = &group->absentees[group->n_absentees++ % ABSENTEES_MAX];
 	*absentee = (struct absentee){ .rank = lost->rank };
 	memcpy(absentee->run, lost->run.ptr, lost->run.len);
 	snprintf(absentee->node, sizeof(absentee->node), "%s", from);
@@ -613,8 +624,7 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 	}
 	bool same_run = group && (lost.incarnation ? group->incarnation == lost.incarnation :
 						     group->run && view_equal(view_str(group->run), lost.run));
-	if (!same_run || lost.rank >= group->size || group->ranks[lost.rank].presence != RANK_HERE ||
-	    strcmp(group->ranks[lost.rank].node, from) != 0)
+	if (!same_run || lost.rank >= group->size || !means(&lost, from, &group->ranks[lost.rank]))
 		return 0; /* an older run, or told already */
 	_cleanup_(cleanup_mem) char *words = view_dup(lost.words);
 	lose_rank(group, lost.rank, words && *words ? words : "it left");

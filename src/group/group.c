@@ -311,6 +311,24 @@ static int ask_coordinator(struct groups *groups, struct view tenant, struct vie
 	}
 }
 
+/*
+ * The coordinator may count the rank as here by now, though it is not. Whoever is refused for want of something says so to its group
+ * (group_forgo_join()), and is not waited for; another may try again.
+ */
+static void take_join_back(struct groups *groups, const char *coordinator, const struct msg_g_join *join, int code)
+{
+	bool forgone = code == -ENOMEM || code == -ENOBUFS || code == -EBUSY;
+
+	tell_lost(groups, coordinator,
+		  &(struct msg_g_lost){ .tenant = join->tenant,
+					.group = join->group,
+					.run = join->run,
+					.rank = join->rank,
+					.words = view_str(forgone ? error_meaning(code) : "it went while it joined"),
+					.forgone = forgone,
+					.joiner = join->joiner });
+}
+
 int group_join(struct groups *groups, struct view tenant, const struct msg_join *join, const struct rank_events *events,
 	       uint64_t deadline_ns, struct rank **ret, struct msg_join_reply *ret_reply, struct error *e)
 {
@@ -336,26 +354,24 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	if (!r)
 		r = ask_coordinator(groups, tenant, join->group, MSG_G_JOIN, view_buf(&body), deadline_ns, node,
 				    &answer, e);
-	if ((r == -ECANCELED || r == -ETIMEDOUT) && *node) /* it may count the rank as here by now */
-		tell_lost(groups, node,
-			  &(struct msg_g_lost){ .tenant = tenant,
-						.group = join->group,
-						.run = join->run,
-						.rank = join->rank,
-						.words = view_str("it went while it joined") });
 	if (!r)
 		r = msg_join_reply_decode(view_buf(&answer), ret_reply);
+	struct mgroup *group = NULL;
+	if (!r)
+		group = mgroup_obtain(groups, tenant, join->group, ret_reply->incarnation, node);
+	if (!r && !group)
+		r = -ENOMEM;
+	if (r && *node)
+		take_join_back(groups, node, &ask, r);
 	if (r)
 		return r;
 
-	struct mgroup *group = mgroup_obtain(groups, tenant, join->group, ret_reply->incarnation, node);
-	if (!group)
-		return -ENOMEM;
 	group->epoch = ret_reply->epoch;
 	group->n_expected = ret_reply->here;
 	rank->magic = RANK_MAGIC;
 	rank->group = group;
 	rank->number = join->rank;
+	rank->joiner = ask.joiner;
 	rank->events = *events;
 	nths_init(&rank->loads);
 	add_rank(group, rank);
@@ -396,7 +412,8 @@ void group_leave(struct rank *rank, const char *words)
 					.group = view_str(rank->group->name),
 					.incarnation = rank->group->incarnation,
 					.rank = rank->number,
-					.words = view_str(words) });
+					.words = view_str(words),
+					.joiner = rank->joiner });
 	nths_fini(&rank->loads);
 	rank->magic = 0;
 	mgroup_put(rank->group);

@@ -244,6 +244,7 @@ struct rank {
 	struct list link;
 	struct mgroup *group;
 	uint32_t number;
+	uint64_t joiner; /* of its G_JOIN */
 	struct rank_events events;
 	struct nths loads; /* that it has begun or forgone */
 };

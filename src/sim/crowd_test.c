@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/daemon.h"
+#include "group/inside.h"
 #include "sim/inside.h"
 
 #define MIB (1u << 20)
@@ -227,6 +229,64 @@ static void a_load_for_which_a_rank_does_not_come_any_more_fails(void **state)
 	crowd_play(1, 3, 4 * MIB, leaver_story);
 	crowd_play(2, 2, 4 * MIB, leaver_story);
 	crowd_play(3, 1, 4 * MIB, leaver_story);
+}
+
+/* ---- words of a join that come late ---- */
+
+static const char *coordinator_in(struct crowd *crowd)
+{
+	for (unsigned i = 0; i < crowd->n_nodes; i++)
+		if (daemon_groups(crowd->nodes[i].daemon)->coordinated.n)
+			return crowd->nodes[i].name;
+	fail_msg("nobody coordinates");
+	return NULL;
+}
+
+/* As the rank's node says it; it was held up on its way. */
+static void say_late(struct crowd_rank *rank, bool forgone, uint64_t joiner)
+{
+	struct crowd *crowd = rank->crowd;
+	struct groups *groups = daemon_groups(crowd->nodes[rank->number % crowd->n_nodes].daemon);
+	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct msg_g_lost lost = { .tenant = view_str(TENANT),
+					 .group = view_str(rank->job->group),
+					 .run = view_str(rank->job->run),
+					 .rank = rank->number,
+					 .words = view_str("it had no memory"),
+					 .forgone = forgone,
+					 .joiner = joiner };
+
+	assert_int_equal(msg_g_lost_encode(&lost, &body), 0);
+	assert_int_equal(cluster_call(groups->cluster, coordinator_in(crowd), MSG_G_LOST, view_buf(&body),
+				      env_in_ms(groups->env, 10000), NULL, NULL),
+			 0);
+}
+
+static int save_in_spite_of_late_words(struct crowd_rank *rank)
+{
+	static const uint8_t bytes[3000] = { 1 };
+	const struct crowd_item item = { "x", 3000, 0, 3000, bytes };
+
+	if (rank->number == 1) {
+		say_late(rank, true, 0);   /* its client: it was refused, before it joined at last */
+		say_late(rank, true, 77);  /* its node: a join of before failed when it was counted already */
+		say_late(rank, false, 77); /* that one's process ended */
+	}
+	return crowd_save(rank, "late", 1, NULL, &item, 1, NULL);
+}
+
+static int late_words_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "late", "0", 2, .live = save_in_spite_of_late_words };
+
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+static void what_is_said_of_a_join_of_before_does_not_end_the_one_that_worked(void **state)
+{
+	crowd_play(1, 2, 4 * MIB, late_words_story);
+	crowd_play(2, 1, 4 * MIB, late_words_story);
 }
 
 /* ---- a rank that never offers ---- */
@@ -587,6 +647,7 @@ int main(void)
 		cmocka_unit_test(a_node_that_missed_the_end_of_a_save_asks_for_it),
 		cmocka_unit_test(groups_never_wait_for_each_others_room_in_a_circle),
 		cmocka_unit_test(a_rank_that_never_offers_is_named),
+		cmocka_unit_test(what_is_said_of_a_join_of_before_does_not_end_the_one_that_worked),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
 		cmocka_unit_test(what_a_slow_node_has_to_write_is_written_by_others),
 		cmocka_unit_test(what_is_taken_from_a_slow_node_goes_elsewhere_at_once),

@@ -227,9 +227,11 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(str, tenant) F(str, group) F(u64, incarnation) F(str, node) F(str, bundle) F(u64, step) F(u32, copies)         \
 	F(u32, policy) F(u32, flags) F(u64, parent) F(list, attributes) F(list, ranks) F(u64, arena_bytes)
 /* incarnation 0: the rank went before it knew; then run says of which.
- * forgone: it did not come, and will not; the others of the run need not wait for it. */
-#define MSG_g_lost(F) \
-	F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run) F(u32, forgone)
+ * forgone: it did not come, and will not; the others of the run need not wait for it.
+ * joiner: that of its G_JOIN, so that no other which has joined since is meant; 0: none of this rank's came so far, or an older daemon's. */
+#define MSG_g_lost(F)                                                                                           \
+	F(str, tenant) F(str, group) F(u64, incarnation) F(u32, rank) F(str, words) F(str, run) F(u32, forgone) \
+	F(u64, joiner)
 
 /*
  * A node's part of the plan: what its ranks capture or check, and what it will receive as copies; room is made for all of it. When
