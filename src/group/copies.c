@@ -171,57 +171,73 @@ static int encode_order(const struct csave *save, const struct list_buf *names, 
 }
 
 /* What @by says of those that sent it copies. */
-static int take_sources(struct round *round, size_t by, struct list_view list)
+static int take_sources(const struct csave *save, size_t by, struct list_view list, struct sources *sources,
+			struct error *e)
 {
+	const struct recipe *recipe = save->recipe;
 	struct elem_g_source elem;
 	int r;
 
 	while ((r = elem_g_source_next(&list, &elem)) == 0) {
 		const struct sighting seen = { (uint32_t)by, elem.node, elem.bytes, elem.busy_ns };
 
-		if (elem.node >= round->save->recipe->n_nodes)
-			return -EPROTO;
-		r = sources_saw(&round->sources, &seen);
-		if (r)
-			return r;
+		if (elem.node >= recipe->n_nodes)
+			return error_set(e, -EPROTO, "node %s had copies from node number %u of %zu", recipe->nodes[by],
+					 elem.node, recipe->n_nodes);
+		sources_saw(sources, &seen);
 	}
-	return r == 1 ? 0 : r;
+	return r;
 }
 
-static int take_made(struct round *round, size_t node, struct view answer, struct error *e)
+static int take_made(struct csave *save, size_t node, struct list_view made, size_t *n_made, struct error *e)
 {
-	struct csave *save = round->save;
-	struct msg_g_copy_reply reply;
+	const struct recipe *recipe = save->recipe;
 	struct elem_u32 number;
+	int r;
+
+	while ((r = elem_u32_next(&made, &number)) == 0) {
+		if (number.v >= recipe->plan.n_blocks)
+			return error_set(e, -EPROTO, "node %s copied block %u of %zu", recipe->nodes[node], number.v,
+					 recipe->plan.n_blocks);
+		struct block_report *report = &save->reports[number.v];
+
+		if (holds(report, node))
+			continue;
+		++*n_made;
+		save->sent_bytes += recipe->plan.blocks[number.v].bytes;
+		add_holder(save, report, node);
+	}
+	return r;
+}
+
+int copies_take(struct csave *save, size_t node, struct view answer, struct sources *sources, size_t *n_made,
+		struct error *e)
+{
+	struct msg_g_copy_reply reply;
+	struct error why = { 0 };
 	int r = msg_g_copy_reply_decode(answer, &reply);
 
 	if (!r)
-		r = take_sources(round, node, reply.sources);
-	while (!r && (r = elem_u32_next(&reply.made, &number)) == 0) {
-		if (number.v >= save->recipe->plan.n_blocks)
-			return error_set(e, -EPROTO, "node %s copied block %u of %zu", save->recipe->nodes[node],
-					 number.v, save->recipe->plan.n_blocks);
-		struct block_report *report = &save->reports[number.v];
-
-		round->made += !holds(report, node);
-		if (!holds(report, node))
-			save->sent_bytes += save->recipe->plan.blocks[number.v].bytes;
-		add_holder(save, report, node);
-	}
-	return r == 1 ? 0 : r;
+		r = take_sources(save, node, reply.sources, sources, &why);
+	if (r == 1)
+		r = take_made(save, node, reply.made, n_made, &why);
+	if (r == 1)
+		return 0;
+	return why.code ? error_set(e, r, "%s", why.text) :
+			  error_set(e, r, "node %s: malformed answer to G_COPY", save->recipe->nodes[node]);
 }
 
-static int name_slow_sources(struct round *round)
+static void name_slow_sources(struct round *round)
 {
 	struct csave *save = round->save;
 	size_t n = save->recipe->n_nodes;
 	_cleanup_(cleanup_mem) bool *slow = calloc(n + 1, sizeof(*slow));
-	int r = slow ? sources_judge(&round->sources, n, slow) : -ENOMEM;
 
-	for (size_t node = 0; !r && node < n; node++)
+	if (slow)
+		sources_judge(&round->sources, n, slow);
+	for (size_t node = 0; slow && node < n; node++)
 		if (slow[node])
 			save_name_slow(save, node, SLOW_SENDS, "it sends copies far more slowly than others");
-	return r;
 }
 
 static int order(struct round *round, struct error *e)
@@ -249,9 +265,10 @@ static int order(struct round *round, struct error *e)
 	save_lose_called(save, calls, n);
 	for (size_t i = 0; !r && i < n; i++)
 		if (!calls[i].result)
-			r = take_made(round, calls[i].index, view_buf(&calls[i].answer), e);
+			r = copies_take(save, calls[i].index, view_buf(&calls[i].answer), &round->sources, &round->made,
+					e);
 	if (!r)
-		r = name_slow_sources(round);
+		name_slow_sources(round);
 	list_buf_fini(&names);
 	fan_free(calls, n);
 	return r;

@@ -26,7 +26,7 @@ struct crew {
 	int result; /* of the first that failed: a nursery takes -ECANCELED for no failure */
 	struct error error;
 	void *work;		      /* struct copy, for copies */
-	struct source *sources;	      /* of these, by the order's nodes */
+	struct source *sources;	      /* of these, by the order's nodes; NULL: there was no memory to look at them */
 	char slow[NODE_NAME_MAX + 1]; /* of which a block did not come as soon as blocks do */
 };
 
@@ -214,9 +214,10 @@ static int fetch_from(struct crew *crew, const struct copy *copy, bool other, st
 	struct groups *groups = crew->save->groups;
 	struct digesting digesting = { .block = target };
 	const char *node = other ? copy->other : copy->from;
-	uint32_t crc;
-	int r = fetch_timed(crew, copy, node, &crew->sources[other ? copy->block.other - 1 : copy->block.from], target,
-			    &crc, deadline_ns, e);
+	uint32_t crc, number = other ? copy->block.other - 1 : copy->block.from;
+	struct source unseen = { 0 };
+	int r = fetch_timed(crew, copy, node, crew->sources ? &crew->sources[number] : &unseen, target, &crc,
+			    deadline_ns, e);
 
 	if (!r)
 		r = env_call(groups->env, digest_on_worker, &digesting);
@@ -377,11 +378,12 @@ static int begin_holding(struct groups *groups, const struct msg_g_copy *msg, co
 	return r;
 }
 
-static int add_sources(const struct source *sources, size_t n, struct list_buf *list)
+/* They are there to be judged, and no copy fails for want of that: all of them, or none. */
+static void add_sources(const struct source *sources, size_t n, struct list_buf *list)
 {
 	int r = 0;
 
-	for (size_t i = 0; !r && i < n; i++) {
+	for (size_t i = 0; sources && !r && i < n; i++) {
 		const struct elem_g_source elem = { .node = (uint32_t)i,
 						    .bytes = sources[i].bytes,
 						    .busy_ns = sources[i].busy_ns };
@@ -389,7 +391,8 @@ static int add_sources(const struct source *sources, size_t n, struct list_buf *
 		if (elem.busy_ns)
 			r = elem_g_source_append(list, &elem);
 	}
-	return r;
+	if (r)
+		list_buf_fini(list);
 }
 
 static int answer_made(const struct crew *crew, size_t n_nodes, struct buf *answer)
@@ -398,8 +401,9 @@ static int answer_made(const struct crew *crew, size_t n_nodes, struct buf *answ
 	_cleanup_(list_buf_fini) struct list_buf sources = { 0 };
 	const struct copy *copies = crew->work;
 	size_t n = crew->n;
-	int r = add_sources(crew->sources, n_nodes, &sources);
+	int r = 0;
 
+	add_sources(crew->sources, n_nodes, &sources);
 	for (size_t i = 0; !r && i < n; i++) {
 		struct elem_u32 number = { .v = copies[i].block.block };
 
@@ -429,8 +433,6 @@ static int serve_copy(void *arg, const char *from, struct view body, uint64_t de
 	if (!save)
 		return r;
 	_cleanup_(cleanup_mem) struct source *sources = calloc(msg.nodes.count + 1, sizeof(*sources));
-	if (!sources)
-		return -ENOMEM;
 	struct crew crew = { .save = save,
 			     .one = copy_one,
 			     .n = n,

@@ -361,6 +361,13 @@ int save_block_lost(const struct csave *save, size_t block, struct error *e);
 /* From what was reported: whose copies count. */
 void save_begin_holders(struct csave *save);
 void save_forget_lost(struct csave *save); /* among the holders */
+/*
+ * What @node answers that was ordered to make copies: of which blocks, so many that are new, and who sent them. -EPROTO naming the node when
+ * that cannot be.
+ */
+struct sources;
+int copies_take(struct csave *save, size_t node, struct view answer, struct sources *sources, size_t *n_made,
+		struct error *e);
 /* Has copies made, again where a holder is lost, until each block has R holders, or as many as can be had (short_of_copies). */
 int save_copy(struct csave *save, struct error *e);
 

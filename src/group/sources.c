@@ -1,6 +1,5 @@
 #include "group/sources.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,17 +15,18 @@ void sources_fini(struct sources *sources)
 	*sources = (struct sources){ 0 };
 }
 
-int sources_saw(struct sources *sources, const struct sighting *sighting)
+void sources_saw(struct sources *sources, const struct sighting *sighting)
 {
 	bool grow = !(sources->n & (sources->n - 1)); /* full at powers of two */
 	size_t room = sources->n ? 2 * sources->n : 1;
 	void *seen = grow ? reallocarray(sources->seen, room, sizeof(*sources->seen)) : sources->seen;
 
-	if (!seen)
-		return -ENOMEM;
+	if (!seen) {
+		sources->missed = true;
+		return;
+	}
 	sources->seen = seen;
 	sources->seen[sources->n++] = *sighting;
-	return 0;
 }
 
 /* A first look makes suspects; a second one leaves out what suspects say of suspects, unless they are good witnesses. */
@@ -60,7 +60,7 @@ static void judge(const struct sources *sources, struct court *court, bool *ret_
 		ret_slow[i] = pace_was_slow(pace, i);
 }
 
-int sources_judge(const struct sources *sources, size_t n_nodes, bool *ret_slow)
+void sources_judge(const struct sources *sources, size_t n_nodes, bool *ret_slow)
 {
 	_cleanup_(cleanup_mem) struct pace_node *nodes = calloc(n_nodes + 1, sizeof(*nodes));
 	_cleanup_(cleanup_mem) uint64_t *sorted = calloc(n_nodes + 1, sizeof(*sorted));
@@ -72,12 +72,12 @@ int sources_judge(const struct sources *sources, size_t n_nodes, bool *ret_slow)
 			       .suspect = suspect,
 			       .witness = witness };
 
-	if (!nodes || !sorted || !none || !suspect || !witness)
-		return -ENOMEM;
+	memset(ret_slow, 0, n_nodes * sizeof(*ret_slow));
+	if (sources->missed || !nodes || !sorted || !none || !suspect || !witness)
+		return;
 	judge(sources, &court, ret_slow);
 	memcpy(suspect, ret_slow, n_nodes * sizeof(*suspect));
 	for (size_t i = 0; i < sources->n; i++)
 		witness[sources->seen[i].by] |= !suspect[sources->seen[i].of];
 	judge(sources, &court, ret_slow);
-	return 0;
 }

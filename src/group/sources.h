@@ -19,9 +19,10 @@ struct sighting {
 struct sources {
 	struct sighting *seen;
 	size_t n;
+	bool missed; /* there was no memory for one: then nobody is judged, and nothing fails for that */
 };
 
 void sources_fini(struct sources *sources);
-int sources_saw(struct sources *sources, const struct sighting *sighting); /* 0, -ENOMEM */
-/* ret_slow: per node, of @n_nodes, which all in the sightings are below. 0, -ENOMEM. */
-int sources_judge(const struct sources *sources, size_t n_nodes, bool *ret_slow);
+void sources_saw(struct sources *sources, const struct sighting *sighting);
+/* ret_slow: per node, of @n_nodes, which all in the sightings are below. Nobody is where there is no memory to judge. */
+void sources_judge(const struct sources *sources, size_t n_nodes, bool *ret_slow);

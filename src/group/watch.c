@@ -225,13 +225,11 @@ static bool is_under_way(const struct uploads *uploads, size_t node)
 	return false;
 }
 
-/* The pace of one node alone says nothing. */
-static int watch_race(struct uploads *uploads)
+/* The pace of one node alone says nothing. And nothing fails because it cannot be looked at. */
+static void watch_race(struct uploads *uploads)
 {
-	if (uploads->watched || uploads->all[uploads->n - 1]->call.index == uploads->all[0]->call.index)
-		return 0;
-	uploads->watched = true;
-	return fiber_start(&uploads->watching, "pace", watch, uploads);
+	if (!uploads->watched && uploads->all[uploads->n - 1]->call.index != uploads->all[0]->call.index)
+		uploads->watched = !fiber_start(&uploads->watching, "pace", watch, uploads);
 }
 
 static int keep_upload(struct uploads *uploads, struct upload *upload)
@@ -265,7 +263,9 @@ int uploads_begin(struct uploads *uploads, struct upload **upload)
 		return r;
 	}
 	r = fiber_start(&uploads->nursery, "upload", upload_run, begun);
-	return r ? r : watch_race(uploads);
+	if (!r)
+		watch_race(uploads);
+	return r;
 }
 
 int uploads_next(struct uploads *uploads, struct upload **ret, struct error *e)
