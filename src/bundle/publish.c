@@ -13,8 +13,6 @@
 #include "base/point.h"
 #include "bundle/inside.h"
 
-#define ENGINE_AWAY_MS 200 /* between two tries while the meta engine is away */
-
 /* What the slot says, the version must say. */
 static int adopt(struct bundles *bundles, const struct slot *slot, struct version *version)
 {
@@ -158,7 +156,7 @@ static int index_in_time(struct bundles *bundles, const struct place *place, uin
 	for (;;) {
 		int r = index_version(bundles, place, number, true, ret, deadline_ns, e);
 
-		if ((r != -EHOSTDOWN && r != -ECONNREFUSED && r != -EAGAIN) || env_now(bundles->env) >= deadline_ns ||
+		if (!cluster_is_away(r) || env_now(bundles->env) >= deadline_ns ||
 		    fiber_sleep_until(env_in_ms(bundles->env, ENGINE_AWAY_MS)))
 			return r;
 	}

@@ -268,6 +268,11 @@ int meta_call_run(struct meta *meta, struct meta_req **preq, uint64_t deadline_n
 	return error_set(e, r, "meta %s: %s", meta_op_names[req->op], error_meaning(r));
 }
 
+bool cluster_is_away(int result)
+{
+	return result == -EHOSTDOWN || result == -ECONNREFUSED || result == -EAGAIN;
+}
+
 /* ---- the end ---- */
 
 int calls_drain(struct backend *backend, struct meta *meta, uint64_t deadline_ns)

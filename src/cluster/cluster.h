@@ -29,6 +29,7 @@
 
 #define PEER_PING_MS	  1000
 #define PEER_SILENT_MS	  4000
+#define ENGINE_AWAY_MS	  200		/* between two tries while the meta engine is away */
 #define CALL_BODY_MAX	  (1344u << 20) /* bytes of a call or an answer, sent in frames of at most FRAME_BODY_MAX */
 #define NODE_NAME_MAX	  63		/* bytes, [A-Za-z0-9._-] */
 #define CLUSTER_NODES_MAX 4096
@@ -123,6 +124,9 @@ int cluster_call(struct cluster *cluster, const char *node, enum msg_type type, 
 /* The same for a large body, which the call consumes: a node that calls itself then does not hold it twice. */
 int cluster_call_take(struct cluster *cluster, const char *node, enum msg_type type, struct buf *body,
 		      uint64_t deadline_ns, struct buf *ret_answer, struct error *e);
+
+/* How a call, or a request to the meta engine, ends when that node is down or just comes up: it will be back, and whoever waits tries again. */
+bool cluster_is_away(int result);
 
 /*
  * Serving: @serve runs in a fiber of its own for each call and may wait. @from is the caller's node; @body is valid until it

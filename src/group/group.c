@@ -302,8 +302,7 @@ static int ask_coordinator(struct groups *groups, struct view tenant, struct vie
 
 		if (!r)
 			r = cluster_call(groups->cluster, ret_node, type, body, deadline_ns, answer, e);
-		bool again = r == -EHOSTDOWN || r == -ECONNREFUSED || r == -EAGAIN;
-		if (!again || env_now(groups->env) >= deadline_ns)
+		if (!cluster_is_away(r) || env_now(groups->env) >= deadline_ns)
 			return r;
 		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
 		if (r)

@@ -7,7 +7,6 @@
 
 #include "group/inside.h"
 
-#define ENGINE_AWAY_MS 200   /* between two tries while the meta engine is away */
 #define NUMBER_WAIT_MS 10000 /* for the versions of earlier saves to have their numbers */
 
 /* A version in the making. */
@@ -100,12 +99,6 @@ static int fail_here(const struct csave *save, int r, struct error *e)
 	return r;
 }
 
-/* The meta engine's node is down, or just coming up: it will be back, and then whoever waits goes on. */
-static bool is_away(int r)
-{
-	return r == -EHOSTDOWN || r == -ECONNREFUSED || r == -EAGAIN;
-}
-
 static int pause_for_engine(struct csave *save, uint64_t deadline_ns)
 {
 	struct env *env = save->group->groups->env;
@@ -156,7 +149,7 @@ static int open_slot(struct csave *save, const struct fence *fence, uint64_t dea
 	for (;;) {
 		r = slot_open(group->groups->bundles, view_str(group->tenant), view_str(save->bundle), save->save_id,
 			      save->parent, fence, deadline_ns, &save->slot, e);
-		if (!is_away(r))
+		if (!cluster_is_away(r))
 			break;
 		int paused = pause_for_engine(save, deadline_ns);
 		if (paused)
@@ -176,7 +169,7 @@ static int publish(struct csave *save, struct version *version, const struct fen
 	trace_at(save, STATION_SEGMENTS);
 	for (;;) {
 		r = slot_publish(save->group->groups->bundles, &save->slot, version, fence, deadline_ns, e);
-		if (!is_away(r))
+		if (!cluster_is_away(r))
 			return r ? fail_here(save, r, e) : 0;
 		int paused = pause_for_engine(save, deadline_ns);
 		if (paused)
