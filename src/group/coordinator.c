@@ -220,12 +220,16 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_new(groups, tenant, name, epoch);
 	struct view node = view_str(cluster_node(groups->cluster));
 	_cleanup_(buf_fini) struct buf before = { 0 };
+	char last[NODE_NAME_MAX + 1];
+	uint64_t last_epoch;
 	int r = group ? row_key(&row, "gc", tenant, name) : -ENOMEM;
 
 	if (!r)
 		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &before, deadline_ns, e);
-	/* a coordinator before us did not go in order: it may have left saves; or one of this node's knows that it has */
-	bool left = !r || orphan_any(groups, tenant, name);
+	/* a coordinator before us did not go in order: it may have left saves; or one of this node's knows that it has. A row of our own
+	 * epoch was written by us, and the answer did not come */
+	bool own = !r && !decode_row(view_buf(&before), last, &last_epoch) && last_epoch == epoch;
+	bool left = (!r && !own) || orphan_any(groups, tenant, name);
 	if (r == -ENOENT)
 		r = 0;
 	if (!r)
@@ -251,7 +255,8 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 	count(COUNT_LEASES_WON, 1);
 	struct cgroup *known = TAKE(group);
 	known->recovering = left;
-	(void)decode_row(view_buf(&before), known->before, NULL); /* for words alone */
+	if (!own)
+		(void)decode_row(view_buf(&before), known->before, NULL); /* for words alone */
 	if (left && fiber_start(&groups->flows, "takeover", takeover_run, cgroup_get(known))) {
 		known->recovering = false; /* no memory: what was left ends at its deadline */
 		cgroup_put(known);
@@ -311,8 +316,39 @@ int coordinator_whole(const struct cgroup *group, struct error *e)
 	return 0;
 }
 
-int coordinator_locate(struct groups *groups, struct view tenant, struct view name, uint64_t deadline_ns,
-		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
+bool engine_is_silent(int r)
+{
+	return r == -EHOSTDOWN || r == -ECONNREFUSED || r == -ETIMEDOUT;
+}
+
+/* From the first question that is not answered on; an answer ends it. */
+static void vigil_begin(struct vigil *vigil, struct env *env)
+{
+	if (vigil && !vigil->told && !vigil->timer.slot)
+		(void)timer_arm(vigil->loop, &vigil->timer, env_in_ms(env, ENGINE_PATIENCE_MS));
+}
+
+static void vigil_answered(struct vigil *vigil)
+{
+	if (vigil)
+		timer_disarm(vigil->loop, &vigil->timer);
+}
+
+/* One look: 0, -EAGAIN: to be looked for again, at once if this node has become it. */
+static int seek_once(struct groups *groups, struct view lease, struct view tenant, struct view name,
+		     uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
+{
+	int r = ask_lease(groups, lease, deadline_ns, ret_epoch, e);
+
+	if (r == META_HELD)
+		return read_coordinator(groups, tenant, name, *ret_epoch, deadline_ns, ret_node, e);
+	if (!r)
+		r = take_over(groups, tenant, name, *ret_epoch, deadline_ns, e);
+	return r ? r : -EAGAIN;
+}
+
+int coordinator_seek(struct groups *groups, struct view tenant, struct view name, uint64_t deadline_ns,
+		     struct vigil *vigil, char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf lease = { 0 };
 	int r = row_key(&lease, "g", tenant, name);
@@ -325,24 +361,27 @@ int coordinator_locate(struct groups *groups, struct view tenant, struct view na
 			*ret_epoch = group->epoch;
 			return 0;
 		}
-		r = ask_lease(groups, view_buf(&lease), deadline_ns, ret_epoch, e);
-		if (r == 0) {
-			r = take_over(groups, tenant, name, *ret_epoch, deadline_ns, e);
-			if (r)
-				return r;
-			continue;
-		}
-		if (r != META_HELD)
-			return r;
-		r = read_coordinator(groups, tenant, name, *ret_epoch, deadline_ns, ret_node, e);
+		vigil_begin(vigil, groups->env);
+		r = seek_once(groups, view_buf(&lease), tenant, name, deadline_ns, ret_node, ret_epoch, e);
+		if (!engine_is_silent(r))
+			vigil_answered(vigil);
 		if (r != -EAGAIN)
 			return r;
+		r = 0;
+		if (coordinator_of(groups, tenant, name))
+			continue;
 		if (env_now(groups->env) >= deadline_ns)
 			return error_set(e, -EAGAIN, "group %.*s: no coordinator was found in time", (int)name.len,
 					 name.ptr);
 		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
 	}
 	return r;
+}
+
+int coordinator_locate(struct groups *groups, struct view tenant, struct view name, uint64_t deadline_ns,
+		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
+{
+	return coordinator_seek(groups, tenant, name, deadline_ns, NULL, ret_node, ret_epoch, e);
 }
 
 /* ---- ranks ---------------------------------------------------------------------------------------------------------- */

@@ -246,47 +246,72 @@ static void tell_lost(struct groups *groups, const char *coordinator, const stru
 }
 
 /* The engine has not answered whoever looks for the coordinator of @group: -ETIMEDOUT, naming the engine's node. */
-static int engine_silent(struct groups *groups, struct view group, const struct error *last, struct error *e)
+static int engine_silent(struct groups *groups, struct view group, const char *found, const struct error *last,
+			 struct error *e)
 {
 	struct node_info engine;
 
 	cluster_engine(groups->cluster, &engine);
 	return error_set(
 		e, -ETIMEDOUT,
-		"group %.*s: no coordinator was found in time, since the index has not answered: its engine is %s%s%s%s (%.160s)",
-		(int)group.len, (const char *)group.ptr, *engine.name ? "on node " : "", engine.name,
-		*engine.name ? " at " : "at ", engine.address, last->text);
+		"group %.*s: no coordinator %s, since the index has not answered: its engine is %s%s%s%s (%.160s)",
+		(int)group.len, (const char *)group.ptr, found, *engine.name ? "on node " : "", engine.name,
+		*engine.name ? " at " : "at ", engine.address, *last->text ? last->text : "no answer so far");
+}
+
+struct seeker {
+	struct vigil vigil;
+	struct groups *groups;
+	struct view group;
+	struct error last; /* how the last look failed */
+};
+
+static void tell_engine_awaited(struct timer *timer)
+{
+	struct seeker *seeker = container_of(timer, struct seeker, vigil.timer);
+	struct error words = { 0 };
+
+	(void)engine_silent(seeker->groups, seeker->group, "is found yet", &seeker->last, &words);
+	logm(LOG_WARN, "group.index-awaited", "group=%.*s words=\"%s\"", (int)seeker->group.len,
+	     (const char *)seeker->group.ptr, words.text);
+	seeker->vigil.told = true;
+}
+
+static int seek(struct seeker *seeker, struct view tenant, uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1],
+		struct error *e)
+{
+	struct groups *groups = seeker->groups;
+	uint64_t epoch;
+
+	for (;;) {
+		struct error last = { 0 };
+		int r = coordinator_seek(groups, tenant, seeker->group, deadline_ns, &seeker->vigil, ret_node, &epoch,
+					 &last);
+
+		bool silent = engine_is_silent(r);
+		if (!silent && r != -EAGAIN)
+			return r ? error_set(e, r, "%s", last.code ? last.text : error_meaning(r)) : 0;
+		seeker->last = last;
+		if (env_now(groups->env) >= deadline_ns)
+			return silent ? engine_silent(groups, seeker->group, "was found in time", &last, e) :
+					error_set(e, -ETIMEDOUT, "%s", last.text);
+		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
+		if (r)
+			return r;
+	}
 }
 
 /* As coordinator_locate(), to the deadline; while the engine is away the log says so. */
 static int locate_patiently(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
-			    char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e)
+			    char ret_node[NODE_NAME_MAX + 1], struct error *e)
 {
-	struct error last = { 0 }, words;
+	struct seeker seeker = { .vigil = { .timer.fn = tell_engine_awaited, .loop = groups->env->loop },
+				 .groups = groups,
+				 .group = group };
+	int r = seek(&seeker, tenant, deadline_ns, ret_node, e);
 
-	for (bool told = false;;) {
-		uint64_t step_ns = env_in_ms(groups->env, ENGINE_PATIENCE_MS);
-		int r = coordinator_locate(groups, tenant, group, step_ns < deadline_ns ? step_ns : deadline_ns,
-					   ret_node, ret_epoch, &last);
-
-		bool silent = r == -EHOSTDOWN || r == -ETIMEDOUT;
-		if (!silent && r != -EAGAIN)
-			return r ? error_set(e, r, "%s", last.code ? last.text : error_meaning(r)) : 0;
-		if (silent)
-			(void)engine_silent(groups, group, &last, &words);
-		else
-			(void)error_set(&words, -ETIMEDOUT, "%s", last.text);
-		if (silent && !told)
-			logm(LOG_WARN, "group.index-awaited", "group=%.*s words=\"%s\"", (int)group.len,
-			     (const char *)group.ptr, words.text);
-		told = told || silent;
-		if (env_now(groups->env) >= deadline_ns)
-			return error_set(e, words.code, "%s", words.text);
-		r = fiber_sleep_until(env_in_ms(groups->env, LOCATE_RETRY_MS));
-		if (r)
-			return r;
-		last = (struct error){ 0 };
-	}
+	timer_disarm(groups->env->loop, &seeker.vigil.timer);
+	return r;
 }
 
 /* Asks whoever coordinates the group; when that one is just going, until its lease has ended and another took it. */
@@ -294,11 +319,9 @@ static int ask_coordinator(struct groups *groups, struct view tenant, struct vie
 			   struct view body, uint64_t deadline_ns, char ret_node[NODE_NAME_MAX + 1], struct buf *answer,
 			   struct error *e)
 {
-	uint64_t epoch;
-
 	ret_node[0] = 0;
 	for (;;) {
-		int r = locate_patiently(groups, tenant, group, deadline_ns, ret_node, &epoch, e);
+		int r = locate_patiently(groups, tenant, group, deadline_ns, ret_node, e);
 
 		if (!r)
 			r = cluster_call(groups->cluster, ret_node, type, body, deadline_ns, answer, e);

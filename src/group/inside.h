@@ -19,7 +19,7 @@
 #define GROUPS_MAGIC	   0x73706746
 #define SETTLE_MS	   5000 /* for telling a node that a save has failed */
 #define LOCATE_RETRY_MS	   100
-#define ENGINE_PATIENCE_MS 2000 /* for the engine, before it is said that it is waited for */
+#define ENGINE_PATIENCE_MS 2000 /* for the engine, before the log says that it is waited for; the wait goes on */
 
 /* Bundles whose last structure a group keeps, on either side: a job may save each step under a name of its own. */
 #define REMEMBERED_MAX 8
@@ -143,8 +143,17 @@ const struct ended_save *coordinator_ended(const struct groups *groups, uint64_t
 bool coordinator_knows(const struct cgroup *group, uint64_t save_id); /* under way, or ended lately */
 /* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */
 void coordinator_overtaken(struct groups *groups, struct view tenant, struct view group, uint64_t epoch);
+/* Has somebody told, once, that the engine does not answer: when @timer, which is the caller's, fires. */
+struct vigil {
+	struct timer timer;
+	struct loop *loop;
+	bool told;
+};
+bool engine_is_silent(int r); /* it failed since the engine does not answer */
 /* Becomes the group's coordinator or learns who is: its node's name and the epoch. Waits. -EAGAIN: who has the lease is not there yet, or
- * no more; -ETIMEDOUT, -EHOSTDOWN: the engine does not answer. */
+ * no more; -ETIMEDOUT, -EHOSTDOWN: the engine does not answer. @vigil may be NULL. */
+int coordinator_seek(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
+		     struct vigil *vigil, char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e);
 int coordinator_locate(struct groups *groups, struct view tenant, struct view group, uint64_t deadline_ns,
 		       char ret_node[NODE_NAME_MAX + 1], uint64_t *ret_epoch, struct error *e);
 

@@ -289,6 +289,110 @@ static void what_is_said_of_a_join_of_before_does_not_end_the_one_that_worked(vo
 	crowd_play(2, 1, 4 * MIB, late_words_story);
 }
 
+/* ---- an engine whose commits take long ---- */
+
+#define COMMIT_MS 3000 /* each; a join needs two, one after the other */
+
+static struct { /* in front of the engine's driver */
+	struct meta_driver slow;
+	const struct meta_driver *quick;
+	unsigned n_txns;
+	struct world *cut; /* the answer to the first is lost, once */
+} commits;
+
+struct held_txn {
+	struct timer timer;
+	struct meta_req *req;
+};
+
+static void submit_held(struct timer *timer)
+{
+	struct held_txn *held = container_of(timer, struct held_txn, timer);
+
+	commits.quick->submit(held->req->meta, held->req);
+	free(held);
+	if (commits.cut) {
+		world_cut(commits.cut, "n0", "n1");
+		world_cut(commits.cut, "n1", "n0");
+		commits.cut = NULL;
+	}
+}
+
+static void submit_slowly(struct meta *meta, struct meta_req *req)
+{
+	if (req->op != META_TXN) {
+		commits.quick->submit(meta, req);
+		return;
+	}
+	struct held_txn *held = must_alloc(sizeof(*held));
+	*held = (struct held_txn){ .timer.fn = submit_held, .req = req };
+	commits.n_txns++;
+	assert_int_equal(timer_arm(meta->env->loop, &held->timer, env_in_ms(meta->env, COMMIT_MS)), 0);
+}
+
+static int only_join(struct crowd_rank *rank)
+{
+	return 0;
+}
+
+static struct meta *slow_down(struct crowd *crowd)
+{
+	struct meta *engine = cluster_meta(daemon_groups(crowd->nodes[0].daemon)->cluster);
+
+	commits.quick = engine->driver;
+	commits.slow = (struct meta_driver){ "slow", submit_slowly, engine->driver->free };
+	commits.n_txns = 0;
+	engine->driver = &commits.slow;
+	return engine;
+}
+
+static int slow_commits_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "slow", "0", 1, .first_node = 1, .live = only_join };
+	struct meta *engine = slow_down(crowd);
+	uint64_t begun_ns = crowd->world->now_ns;
+
+	crowd_work(crowd, &job);
+	engine->driver = commits.quick;
+	assert_in_range(crowd->world->now_ns - begun_ns, 2 * COMMIT_MS * NS_PER_MS, 3 * COMMIT_MS * NS_PER_MS);
+	assert_int_equal(commits.n_txns, 2); /* what has been asked is not asked again */
+	return 0;
+}
+
+static void a_join_waits_for_an_engine_whose_commits_take_long(void **state)
+{
+	crowd_play(1, 2, 4 * MIB, slow_commits_story);
+}
+
+/* Its row is there when the coordinator looks again: it is its own, and nobody was before it who left something. */
+static int look_back(struct crowd_rank *rank)
+{
+	const struct groups *groups = daemon_groups(rank->crowd->nodes[1].daemon);
+	const struct cgroup *group = map_value(map_first(&groups->coordinated));
+
+	assert_string_equal(group->before, "");
+	assert_false(group->recovering);
+	return 0;
+}
+
+static int lost_answer_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "slow", "0", 1, .first_node = 1, .live = look_back };
+	struct meta *engine = slow_down(crowd);
+
+	commits.cut = crowd->world;
+	crowd_work(crowd, &job);
+	engine->driver = commits.quick;
+	assert_null(commits.cut);
+	assert_int_equal(commits.n_txns, 3);
+	return 0;
+}
+
+static void a_coordinator_whose_row_was_written_without_an_answer_takes_nothing_over(void **state)
+{
+	crowd_play(1, 2, 4 * MIB, lost_answer_story);
+}
+
 /* ---- a rank that never offers ---- */
 
 #define ABSENT_MS 700000 /* it is waited for 600 s */
@@ -646,6 +750,8 @@ int main(void)
 		cmocka_unit_test(a_group_of_1024_ranks_saves_and_loads),
 		cmocka_unit_test(a_node_that_missed_the_end_of_a_save_asks_for_it),
 		cmocka_unit_test(groups_never_wait_for_each_others_room_in_a_circle),
+		cmocka_unit_test(a_join_waits_for_an_engine_whose_commits_take_long),
+		cmocka_unit_test(a_coordinator_whose_row_was_written_without_an_answer_takes_nothing_over),
 		cmocka_unit_test(a_rank_that_never_offers_is_named),
 		cmocka_unit_test(what_is_said_of_a_join_of_before_does_not_end_the_one_that_worked),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
