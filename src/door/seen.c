@@ -139,7 +139,7 @@ static void take_word(struct told *told, struct elem_node *node)
 		node->up = 0;
 	if (told->result || msg_status_reply_decode(view_buf(&told->answer), &reply) ||
 	    elem_node_next(&reply.nodes, &word)) {
-		node->silent = node->up && told->result == -ETIMEDOUT;
+		node->silent = node->up; /* in whatever way: cut off at ASK_ALL_MS, too */
 		return;
 	}
 	const struct elem_node known = *node;
