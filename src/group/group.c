@@ -4,6 +4,7 @@
 #include "group/group.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -245,18 +246,26 @@ static void tell_lost(struct groups *groups, const char *coordinator, const stru
 		(void)tell_coordinator(groups, coordinator, MSG_G_LOST, &body);
 }
 
-/* The engine has not answered whoever looks for the coordinator of @group: -ETIMEDOUT, naming the engine's node. */
-static int engine_silent(struct groups *groups, struct view group, const char *found, const struct error *last,
-			 struct error *e)
+void engine_place(const struct groups *groups, char ret[ENGINE_PLACE_MAX])
 {
 	struct node_info engine;
 
 	cluster_engine(groups->cluster, &engine);
-	return error_set(
-		e, -ETIMEDOUT,
-		"group %.*s: no coordinator %s, since the index has not answered: its engine is %s%s%s%s (%.160s)",
-		(int)group.len, (const char *)group.ptr, found, *engine.name ? "on node " : "", engine.name,
-		*engine.name ? " at " : "at ", engine.address, *last->text ? last->text : "no answer so far");
+	snprintf(ret, ENGINE_PLACE_MAX, "%s%s%sat %s", *engine.name ? "on node " : "", engine.name,
+		 *engine.name ? " " : "", engine.address);
+}
+
+/* The engine has not answered whoever looks for the coordinator of @group: -ETIMEDOUT, naming the engine's node. */
+static int engine_silent(struct groups *groups, struct view group, const char *found, const struct error *last,
+			 struct error *e)
+{
+	char place[ENGINE_PLACE_MAX];
+
+	engine_place(groups, place);
+	return error_set(e, -ETIMEDOUT,
+			 "group %.*s: no coordinator %s, since the index has not answered: its engine is %s (%.160s)",
+			 (int)group.len, (const char *)group.ptr, found, place,
+			 *last->text ? last->text : "no answer so far");
 }
 
 struct seeker {

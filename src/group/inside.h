@@ -75,6 +75,9 @@ struct groups {
 int groups_share(const struct groups *groups, struct view tenant, struct share **ret, struct error *e);
 /* tenant 0 group [0 incarnation]: appended to @out. */
 int group_key(struct buf *out, struct view tenant, struct view group, uint64_t incarnation);
+#define ENGINE_PLACE_MAX 224
+/* Where the meta engine is, for words: "on node N at ADDRESS". */
+void engine_place(const struct groups *groups, char ret[ENGINE_PLACE_MAX]);
 /* One message to a coordinator from a fiber of its own, that nobody waits for. Consumes @body. 0, -ENOMEM. */
 int tell_coordinator(struct groups *groups, const char *node, enum msg_type type, struct buf *body);
 

@@ -108,13 +108,44 @@ int save_planned(struct csave *save)
 	return save->reports && save->nodes ? 0 : -ENOMEM;
 }
 
+static int engine_missed(const struct csave *save, struct error *e)
+{
+	char place[ENGINE_PLACE_MAX];
+
+	engine_place(save->group->groups, place);
+	return error_set(e, -ETIMEDOUT,
+			 "step %" PRIu64 " of %.100s: the index has not answered in time: its engine is %s (%.160s)",
+			 save->step, save->bundle, place, e->text);
+}
+
+/* Who is there, by the index. While its engine is away the save waits for it, as long as it would have waited for a rank. */
+static int find_nodes(const struct csave *save, struct node_info **ret, size_t *ret_n, struct error *e)
+{
+	struct groups *groups = save->group->groups;
+	uint64_t least_ns = env_in_ms(groups->env, SETTLE_MS);
+	uint64_t deadline_ns = save->at_ns[SAVE_GATHERING] + GATHER_TIMEOUT_MS * NS_PER_MS;
+
+	deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
+	for (;;) {
+		*e = (struct error){ 0 };
+		int r = cluster_nodes(groups->cluster, deadline_ns, ret, ret_n, e);
+		if (!cluster_is_away(r) && r != -ETIMEDOUT)
+			return r;
+		if (env_now(groups->env) >= deadline_ns)
+			return engine_missed(save, e);
+		r = fiber_sleep_until(env_in_ms(groups->env, ENGINE_AWAY_MS));
+		if (r)
+			return r;
+	}
+}
+
 static int save_make_plan(struct csave *save, struct error *e)
 {
 	struct groups *groups = save->group->groups;
 	struct recipe *recipe = save->recipe;
 	struct node_info *infos = NULL;
 	size_t n = 0;
-	int r = cluster_nodes(groups->cluster, env_in_ms(groups->env, SETTLE_MS), &infos, &n, e);
+	int r = find_nodes(save, &infos, &n, e);
 
 	recipe->copies = save->policy == POLICY_THROUGH ? 1 : save->copies; /* nothing stays in memory */
 	recipe->block_bytes = save_block_bytes(save);
