@@ -122,6 +122,15 @@ uint64_t truth_bytes(const struct item *item, const struct box *box)
 	return bytes;
 }
 
+/* Inline: where @n is a constant it is one load or store, and most of a history's bytes come by here. */
+static inline bool piece(const void *from, uint8_t *p, size_t n, bool compare)
+{
+	if (compare)
+		return memcmp(p, from, n) == 0;
+	memcpy(p, from, n);
+	return true;
+}
+
 /* Bytes [@offset, @offset + @n) of an item, with a bit of the byte at @lie flipped: written to @p, or compared with it. */
 static bool content(uint64_t seed, uint64_t lie, uint64_t offset, uint8_t *p, size_t n, bool compare)
 {
@@ -131,9 +140,7 @@ static bool content(uint64_t seed, uint64_t lie, uint64_t offset, uint8_t *p, si
 
 		if (lie / 8 == offset / 8)
 			((uint8_t *)&word)[lie % 8] ^= 1;
-		if (!compare)
-			memcpy(p, (uint8_t *)&word + skip, part);
-		else if (memcmp(p, (uint8_t *)&word + skip, part) != 0)
+		if (part < 8 ? !piece((uint8_t *)&word + skip, p, part, compare) : !piece(&word, p, 8, compare))
 			return false;
 		p += part;
 		offset += part;
