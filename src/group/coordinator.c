@@ -111,6 +111,26 @@ static int fenced_put(struct cgroup *group, struct view key, struct view value, 
 	return r;
 }
 
+int coordinator_confirm(struct cgroup *group, uint64_t deadline_ns, struct error *e)
+{
+	struct env *env = group->groups->env;
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	int r;
+
+	for (;;) {
+		record.len = 0;
+		*e = (struct error){ 0 };
+		r = meta_get(cluster_meta(group->groups->cluster), view_buf(&group->lease_key), &record,
+			     env_in_ms(env, SETTLE_MS), e);
+		if ((!cluster_is_away(r) && r != -ETIMEDOUT) || env_now(env) >= deadline_ns ||
+		    fiber_sleep_until(env_in_ms(env, ENGINE_AWAY_MS)))
+			break;
+	}
+	if (r == -ENOENT || (!r && !view_equal(view_buf(&record), view_buf(&group->lease_record))))
+		r = error_set(e, -ERR_ESTALEEPOCH, "group %s has another coordinator by now", group->name);
+	return r;
+}
+
 static void drop(struct cgroup *group)
 {
 	struct groups *groups = group->groups;

@@ -142,6 +142,8 @@ void coordinator_stop(struct groups *groups);
 /* NULL: this node does not coordinate it. */
 struct cgroup *coordinator_of(struct groups *groups, struct view tenant, struct view group);
 const struct csave *coordinator_save(const struct cgroup *group, uint64_t save_id); /* NULL: not under way here */
+/* Is this node still the one that decides? An engine that is away is waited for. -ERR_ESTALEEPOCH: it is not; else why nobody can tell. */
+int coordinator_confirm(struct cgroup *group, uint64_t deadline_ns, struct error *e);
 const struct ended_save *coordinator_ended(const struct groups *groups, uint64_t save_id); /* NULL: not known */
 bool coordinator_knows(const struct cgroup *group, uint64_t save_id); /* under way, or ended lately */
 /* The group's lease is somebody else's by now, at @epoch: what this node does for it as its coordinator ends. */

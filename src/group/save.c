@@ -742,6 +742,20 @@ static void remember_end(const struct csave *save, int result)
 	snprintf(ended->words, sizeof(ended->words), "%.150s", result ? save->error.text : "");
 }
 
+/*
+ * That a save was dropped is told by who may still decide it: a successor that takes over meanwhile has not heard of it, and publishes the save.
+ * Then, or when nobody can tell, this coordinator counts as overtaken.
+ */
+static int save_confirm_drop(struct csave *save)
+{
+	struct error words = { 0 };
+	int r = coordinator_confirm(save->group, env_in_ms(save->group->groups->env, DRAIN_TIMEOUT_MS), &words);
+
+	if (r != -ERR_ESTALEEPOCH && r != -ETIMEDOUT && !cluster_is_away(r))
+		return -ERR_ESUPERSEDED;
+	return error_set(&save->error, -ERR_ESTALEEPOCH, "%s", words.text);
+}
+
 /* A captured save whose coordinator was overtaken is the successor's: it goes on there, and nobody is told that it failed. */
 static bool is_overtaken(const struct csave *save, int result)
 {
@@ -760,6 +774,8 @@ static void save_settle(struct csave *save, int result)
 		(void)error_set(&save->error, result, "%s", error_meaning(result));
 	if (result && result != -ERR_EUNINDEXED && save->slot_open)
 		result = save_give_slot_back(save, result);
+	if (result == -ERR_ESUPERSEDED)
+		result = save_confirm_drop(save);
 	bool overtaken = is_overtaken(save, result);
 	if (result == -ERR_EUNINDEXED) {
 		end_durable(save);
