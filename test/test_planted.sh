@@ -12,11 +12,11 @@ wanted=test
 if [ "${1:-}" = all ]; then seeds=5000 wanted=all; fi
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-n=0
+n=0 bad=0
 
 result() { # STATUS TEXT
 	n=$((n + 1))
-	if [ "$1" = 0 ]; then echo "ok $n - $2"; else echo "not ok $n - $2"; fi
+	if [ "$1" = 0 ]; then echo "ok $n - $2"; else bad=$((bad + 1)) && echo "not ok $n - $2"; fi
 }
 
 rows() { # the table: name and, if it is one of the test's, "test"
@@ -74,3 +74,4 @@ result $? "without a patch 100 seeds find: $found"
 for name in "${bugs[@]}"; do
 	try "$name"
 done
+[ $bad = 0 ]
