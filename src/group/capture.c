@@ -176,7 +176,10 @@ static int begin_reserve(struct msave *save, struct part **part, const struct ms
 	return r ? r : find_ranges(save, e);
 }
 
-/* As often as the coordinator asks, until there is room. */
+/*
+ * As often as the coordinator asks, until there is room. What is refused the coordinator tells all ranks, those of this node, too: one that
+ * hears of it first and leaves would be what the others are told.
+ */
 static int serve_room(struct msave *save, const struct msg_g_reserve *reserve, uint64_t deadline_ns, struct buf *answer,
 		      struct error *e)
 {
@@ -187,11 +190,8 @@ static int serve_room(struct msave *save, const struct msg_g_reserve *reserve, u
 	save->asking = true;
 	int r = reserve->waves ? msave_begin_waves(save) : msave_admit(save, &terms, deadline_ns, &full);
 	save->asking = false;
-	if (r < 0) {
-		r = error_set(e, r, "%s", full.code ? full.text : error_meaning(r));
-		msave_fail(save, r, full.code ? full.text : error_meaning(r));
-		return r;
-	}
+	if (r < 0)
+		return error_set(e, r, "%s", full.code ? full.text : error_meaning(r));
 	reply.full = r == ADMIT_FULL;
 	reply.words = view_str(full.text);
 	return msg_g_reserve_reply_encode(&reply, answer);
@@ -236,8 +236,6 @@ static int serve_reserve(void *arg, const char *from, struct view body, uint64_t
 	found->refs++;
 	_cleanup_(cleanup_msave_put) struct msave *save = found;
 	r = begin_reserve(save, &part, &reserve, e);
-	if (r)
-		msave_fail(save, r, e->code ? e->text : error_meaning(r));
 	return r ? r : serve_room(save, &reserve, deadline_ns, answer, e);
 }
 
