@@ -249,6 +249,25 @@ static void note_unclear(void *arg, const char *key)
 		(void)buf_append(keys, key, strlen(key) + 1);
 }
 
+/* Whether the store just shows that root late is known at the second look, which comes seconds later. True: it is missing. */
+static bool is_lost(struct collecting *c)
+{
+	struct bundles *bundles = c->bundles;
+
+	if (strcmp(bundles->absent, c->absent) != 0) {
+		(void)snprintf(bundles->absent, sizeof(bundles->absent), "%s", c->absent);
+		bundles->absent_told = false;
+		return false;
+	}
+	if (!bundles->absent_told || c->thorough) {
+		c->counts.missing++;
+		logm(LOG_ERROR, "bundle.data-lost", "bundle=%.*s packs=0 one=%s", (int)c->place->bundle.len,
+		     (const char *)c->place->bundle.ptr, c->absent);
+	}
+	bundles->absent_told = true;
+	return true;
+}
+
 static int scan_and_judge(struct collecting *c, bool *ret_moved)
 {
 	_cleanup_(scan_fini) struct scan scan;
@@ -261,6 +280,7 @@ static int scan_and_judge(struct collecting *c, bool *ret_moved)
 	int r = scan_run(&scan);
 	c->counts.slots += scan.n_burned;
 	*ret_moved = r == SCAN_MOVED;
+	memcpy(c->absent, scan.absent, sizeof(c->absent));
 	if (r < 0 || r == SCAN_MOVED)
 		return r < 0 ? r : COLLECT_AGAIN;
 	c->counts.unclear = scan.n_unclear;
@@ -282,5 +302,7 @@ int collect_pass(struct collecting *c)
 	index_mend(c->bundles, c->place, c->deadline_ns);
 	for (int i = 0; moved && i < SCAN_TRIES; i++)
 		r = scan_and_judge(c, &moved);
-	return moved && r == COLLECT_AGAIN ? COLLECT_LATER : r;
+	if (!moved || r != COLLECT_AGAIN)
+		return r;
+	return c->absent[0] && is_lost(c) ? 0 : COLLECT_LATER;
 }

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -893,6 +894,27 @@ static void a_floor_cut_before_the_index_is_taken_over(struct shelf *shelf, stru
 	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
 }
 
+/* By a restore that was not whole, say. Whoever finds the root puts it back, and nothing is gone. */
+static void a_version_whose_root_is_missing_is_an_alarm_and_keeps_all(struct shelf *shelf, struct shelf *other,
+								      struct error *e)
+{
+	char path[256], away[256];
+
+	for (uint64_t seed = 1; seed <= 2; seed++)
+		shelf_save(shelf, bundle, seed);
+	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt%%2Fa%%20b/v/00000000000000000001/root", shelf->bed->dir);
+	snprintf(away, sizeof(away), "%s/away", shelf->bed->dir);
+	EXPECT_INT(rename(path, away), 0);
+	struct collect_counts counts = collect(other);
+	EXPECT_INT(counts.missing, 1);
+	EXPECT(counts.slots == 0 && counts.freed == 0 && counts.folded == 0);
+	EXPECT_INT(access(path, F_OK), -1);
+	EXPECT_INT(rename(away, path), 0);
+	EXPECT_INT(shelf_compare(other, bundle, "1", 1), 0);
+	EXPECT_INT(collect(other).missing, 0);
+	EXPECT_INT(shelf_compare(shelf, bundle, "1", 1), 0);
+}
+
 /* As a shared file system that does not list another node's names yet. */
 static void nothing_is_concluded_from_a_list_without_a_version_that_the_index_has(struct shelf *shelf,
 										  struct shelf *other, struct error *e)
@@ -1007,6 +1029,7 @@ int main(void)
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
 		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
 		SHELF_STORY(what_only_the_last_pass_understands_is_not_told),
+		SHELF_STORY(a_version_whose_root_is_missing_is_an_alarm_and_keeps_all),
 		SHELF_STORY(a_pack_whose_slot_was_burned_without_its_names_is_swept),
 		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),

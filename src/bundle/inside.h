@@ -65,7 +65,9 @@ struct bundles {
 	uint64_t grace_ns;	      /* of what a published version named, condemned so long ago */
 	struct collect_counts counts; /* since the start, for status */
 	struct bundle_walk sweep;
-	uint64_t sweep_ns; /* when it goes on */
+	uint64_t sweep_ns;	/* when it goes on */
+	char absent[KEY_BYTES]; /* the root that a collection missed last */
+	bool absent_told;
 };
 #define BUNDLES_MAGIC 0x73646e62
 
@@ -338,9 +340,10 @@ enum { COLLECT_AGAIN = 1, COLLECT_LATER = 2 };
 struct collecting {
 	struct bundles *bundles;
 	const struct place *place;
-	uint64_t pause_ns;  /* between two deletions */
-	bool thorough;	    /* folds few tombstones, too */
-	struct buf unclear; /* keys, each ended by a zero byte: what the last pass did not understand */
+	uint64_t pause_ns;	/* between two deletions */
+	bool thorough;		/* folds few tombstones, too */
+	char absent[KEY_BYTES]; /* the last scan's */
+	struct buf unclear;	/* keys, each ended by a zero byte: what the last pass did not understand */
 	uint64_t deadline_ns;
 	struct error *e;
 	struct collect_counts counts; /* added to, but for unclear: what the last pass found */

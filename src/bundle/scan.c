@@ -188,7 +188,7 @@ static int look_at_slot(struct scan *scan, uint64_t number)
 	else if (!r)
 		r = slot_settle_dead(scan->bundles, scan->place, number, &row, scan->deadline_ns, scan->e);
 	scan->n_burned += r == 1;
-	return r < 0 ? r : 0;
+	return r < 0 && r != -ERR_EDAMAGED ? r : 0; /* that: a version's root is missing, which the index will tell */
 }
 
 static int add_folded(struct scan *scan, uint64_t number)
@@ -430,8 +430,10 @@ static int look_for_row(void *arg, struct view key, struct view value)
 	uint64_t number;
 
 	view_take(&key, scan->prefix);
-	if (number_decode(key, 20, &number) == 0 && !map_get(&scan->roots, save_view(&number)))
+	if (number_decode(key, 20, &number) == 0 && !map_get(&scan->roots, save_view(&number))) {
 		scan->moved = true;
+		root_key(scan->place, number, scan->absent);
+	}
 	return 0;
 }
 

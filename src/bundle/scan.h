@@ -25,6 +25,7 @@ struct scan {
 	struct buf dead;       /* objects that may go: a byte enum ended, then the key and its 0 */
 	uint64_t n_dead, n_unclear, n_missing, n_burned;
 	char missing[KEY_BYTES]; /* one of the packs that a root names and that are not there */
+	char absent[KEY_BYTES];	 /* root of a version that the index has, and no list does; "": none */
 	uint64_t lowest;	 /* number that lives or is open: below it are tombstones alone */
 	uint64_t *folded;	 /* numbers with a tombstone, ascending */
 	size_t n_folded;

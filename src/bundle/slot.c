@@ -222,9 +222,18 @@ int slot_end(struct bundles *bundles, const struct place *place, uint64_t number
 						  .number = number,
 						  .save_id = row->save_id,
 						  .epoch = row->epoch };
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version version;
+
 	if (!slot.tenant || !slot.bundle)
 		return no_memory(e);
-	int r = slot_burn(bundles, &slot, deadline_ns, e);
+	int r = row_read_version(bundles, place, number, &bytes, &version, deadline_ns, e);
+	if (r < 0)
+		return r;
+	if (r != ROW_ABSENT) /* a tombstone in its place would cost what a copy of that root still reaches */
+		return error_set(e, -ERR_EDAMAGED, "the root of version %" PRIu64 ", which the index has, is missing",
+				 number);
+	r = slot_burn(bundles, &slot, deadline_ns, e);
 	return r == -EEXIST ? 0 : r ? r : 1; /* its root had come: indexed */
 }
 

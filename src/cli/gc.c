@@ -59,7 +59,7 @@ int verb_gc(int argc, char **argv)
 			       .args = "[BUNDLE]",
 			       .doc = "Applies the rules of `forebay retain`, burns slots of coordinators that died, and frees objects that no "
 				      "version needs; in BUNDLE or in all. Daemons do so by themselves every now and then. Prints what "
-				      "was found and freed; exits with 1 when a version's packs are missing.",
+				      "was found and freed; exits with 1 when packs or the root of a version are missing.",
 			       .args_max = 1,
 			       .has_session = true,
 			       .has_json = true,
@@ -85,7 +85,7 @@ int verb_gc(int argc, char **argv)
 		return command_fail("%s", strerror(-r));
 	return gc.missing ?
 		       command_fail("%" PRIu64
-				    " packs that versions need are missing: see the daemon's log, and forebay verify",
+				    " objects that versions need are missing: see the daemon's log, and forebay verify",
 				    gc.missing) :
 		       EXIT_SUCCESS;
 }
