@@ -140,7 +140,7 @@ int forebay_save_begin(struct forebay_group *group, const char *bundle, uint64_t
 		       const struct forebay_save_options *options, struct forebay_save **ret);
 /* Offers boxes. Names, shapes and options are copied, data is borrowed until captured. -EINVAL, -FOREBAY_EMISMATCH in words. */
 int forebay_save_add(struct forebay_save *save, const struct forebay_item *items, size_t n);
-/* Hands the offer to the group's gather; returns at once. */
+/* Hands the offer to the group's gather; returns at once. -ECANCELED, here and in save_add: it was cancelled before. */
 int forebay_save_submit(struct forebay_save *save);
 /* A future for a stage; any number of them, before or after submit. */
 int forebay_save_future(struct forebay_save *save, enum forebay_stage stage, struct forebay_future **ret);
@@ -148,7 +148,7 @@ int forebay_save_future(struct forebay_save *save, enum forebay_stage stage, str
 uint64_t forebay_save_version(const struct forebay_save *save);
 /* Calls @each for every figure of the save known so far: bytes, milliseconds, ratios (names end in their unit). */
 int forebay_save_stats(struct forebay_save *save, void (*each)(void *arg, const char *name, uint64_t value), void *arg);
-/* Fails the save on all ranks unless all have captured. */
+/* Fails the save on all ranks unless all have captured. Each later save of the step in this run ends with -ECANCELED, on all ranks. */
 int forebay_save_cancel(struct forebay_save *save);
 /* Frees the handle once no buffer is touched; cancels an unsubmitted or uncaptured save; a captured one goes on. Accepts NULL. */
 void forebay_save_free(struct forebay_save *save);

@@ -169,6 +169,16 @@ static int refused(struct core_load *load, int code, const char *words, struct e
 	return error_set(e, code, "%s", words);
 }
 
+/* Good while targets may be added and the load may be submitted: neither was it, nor has it ended without. */
+static int check_new(const struct core_load *load, struct error *e)
+{
+	if (load->phase != LOAD_NEW && !load->number)
+		return error_set(e, load->failure.code, "%s", load->failure.text);
+	if (load->phase != LOAD_NEW)
+		return error_set(e, -EINVAL, "the load is submitted already");
+	return 0;
+}
+
 int core_load_add(struct core_load *load, const struct core_want *want, struct error *e)
 {
 	const struct elem_want elem = { .name = want->name, .box = want->box };
@@ -178,12 +188,13 @@ int core_load_add(struct core_load *load, const struct core_want *want, struct e
 		.base = want->data,
 	};
 
-	if (load->phase != LOAD_NEW)
-		return error_set(e, -EINVAL, "the load is submitted already");
+	int r = check_new(load, e);
+	if (r)
+		return r;
 	if (load->n_wants == CORE_ITEMS_MAX || load->encoded.bytes.len > BODY_MAX - 4 * ITEM_NAME_MAX)
 		return error_set(e, -E2BIG, "a load has at most %d targets with names and boxes of %u bytes",
 				 CORE_ITEMS_MAX, BODY_MAX - 4 * ITEM_NAME_MAX);
-	int r = layout_init(&own.layout, &want->box, want->element_bits, want->strides_bytes, e);
+	r = layout_init(&own.layout, &want->box, want->element_bits, want->strides_bytes, e);
 	if (!r && own.layout.bytes && !want->data)
 		r = error_set(e, -EINVAL, "the wanted box has %" PRIu64 " bytes, and data is NULL", own.layout.bytes);
 	if (r)
@@ -225,10 +236,10 @@ int core_load_submit(struct core_load *load, struct error *e)
 	};
 	int r = core_check(load->core, e);
 
+	if (!r)
+		r = check_new(load, e);
 	if (r)
 		return r;
-	if (load->phase != LOAD_NEW)
-		return error_set(e, -EINVAL, "the load is submitted already");
 	if (load->group && load->group->left)
 		return error_set(e, -EINVAL, "the rank has left the group");
 	struct error why = { 0 };

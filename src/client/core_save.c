@@ -197,6 +197,17 @@ static int grow_items(struct core_save *save)
 	return 0;
 }
 
+/* Good while items may be added and the save may be submitted: neither was it, nor has it ended without. */
+static int check_new(const struct core_save *save, struct error *e)
+{
+	if (save->phase == PHASE_FAILED && !save->number)
+		return error_set(e, save->failure.code, "%s", save->failure.text);
+	if (save->phase != PHASE_NEW)
+		return error_set(e, -EINVAL, "the save of step %" PRIu64 " of %s is submitted already", save->step,
+				 save->bundle);
+	return 0;
+}
+
 int core_save_add(struct core_save *save, const struct core_item *item, struct error *e)
 {
 	const struct elem_item elem = {
@@ -209,12 +220,12 @@ int core_save_add(struct core_save *save, const struct core_item *item, struct e
 	};
 	struct layout layout;
 
-	if (save->phase != PHASE_NEW)
-		return error_set(e, -EINVAL, "the save of step %" PRIu64 " of %s is submitted already", save->step,
-				 save->bundle);
+	int r = check_new(save, e);
+	if (r)
+		return r;
 	if (save->n_items == CORE_ITEMS_MAX)
 		return error_set(e, -E2BIG, "a save has at most %d items", CORE_ITEMS_MAX);
-	int r = check_item(item, e);
+	r = check_item(item, e);
 	if (r)
 		return r;
 	r = layout_init(&layout, &item->box, item->element_bits, item->strides_bytes, e);
@@ -307,19 +318,20 @@ int core_save_submit(struct core_save *save, struct error *e)
 {
 	int r = core_check(save->core, e);
 
+	if (!r)
+		r = check_new(save, e);
 	if (r)
 		return r;
-	if (save->phase != PHASE_NEW)
-		return error_set(e, -EINVAL, "the save of step %" PRIu64 " of %s is submitted already", save->step,
-				 save->bundle);
 	if (save->group->left)
 		return error_set(e, -EINVAL, "the rank has left the group");
 	save->number = save->core->last_number + 1;
 	save->whole = !save->same_structure;
 	save->request.done = on_offered;
 	r = send_offer(save, &save->refusal);
-	if (r)
+	if (r) {
+		save->number = 0; /* the next save's, which is to be found by it */
 		return error_set(e, r, "%s", save->refusal.text);
+	}
 	save->core->last_number++;
 	save_move(save, PHASE_OFFERED);
 	return 0;

@@ -454,6 +454,30 @@ static void what_an_item_met_is_forgotten_once_one_is_taken(void **state)
 	end(s, &v);
 }
 
+static void a_save_that_was_cancelled_says_so_and_one_that_is_submitted_too(void **state)
+{
+	const struct core_item item = { .name = view_str("w"), .dtype = view_str("uint8"), .element_bits = 8 };
+	struct script *s = *state;
+	struct saving v;
+	struct error e;
+
+	begin(s, &v, false);
+	core_save_cancel(v.save);
+	script_expect(s, MSG_CANCEL);
+	assert_int_equal(core_save_add(v.save, &item, &e), -ECANCELED);
+	assert_string_equal(e.text, "the save of step 9 of ckpt was cancelled before it was submitted");
+	assert_int_equal(core_save_submit(v.save, &e), -ECANCELED);
+	end(s, &v);
+	script_expect(s, MSG_LEAVE);
+	offer(s, &v);
+	assert_int_equal(core_save_add(v.save, &item, &e), -EINVAL);
+	assert_string_equal(e.text, "the save of step 9 of ckpt is submitted already");
+	assert_int_equal(core_save_submit(v.save, &e), -EINVAL);
+	core_save_cancel(v.save);
+	script_expect(s, MSG_CANCEL);
+	end(s, &v);
+}
+
 static void an_unsubmitted_save_fails_when_it_is_dropped(void **state)
 {
 	struct script *s = *state;
@@ -684,6 +708,8 @@ int main(void)
 						script_tear_down),
 		cmocka_unit_test_setup_teardown(cancelling_too_late_changes_nothing, script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(an_offer_for_which_the_daemon_has_no_room_is_told_to_the_other_ranks,
+						script_set_up, script_tear_down),
+		cmocka_unit_test_setup_teardown(a_save_that_was_cancelled_says_so_and_one_that_is_submitted_too,
 						script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(an_unsubmitted_save_fails_when_it_is_dropped, script_set_up,
 						script_tear_down),
