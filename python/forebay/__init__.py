@@ -212,7 +212,11 @@ class Group:
     ) -> Save:
         """Begins this rank's part of the next version of `bundle`. Ranks are matched by bundle and step.
 
-        copies          nodes that must hold each block before staged: 1 to 3
+        A step is saved once in a run, well or not: after cancel(), or an exception in the `with` block of any rank, each later save of
+        the step in this run ends with ECANCELED on all ranks, after other failures with theirs. Take the next step, or join with a new
+        run. Only a step that was skipped may be saved again.
+
+        copies          nodes that must hold each block before staged: 1 to 3; 0 is 1
         policy          when a node has no room: "wait" for it; "skip" the save, which ends with FOREBAY_ESKIPPED on all ranks; or
                         "replace" the oldest save of the group that is not durable yet, which ends with FOREBAY_ESUPERSEDED.
                         "through" goes straight to the store, however large: nothing stays in memory, staged comes with durable
@@ -259,7 +263,7 @@ class Save:
     ) -> None:
         """Offers a box of item `name`; its shape is the data's.
 
-        data         an array; bytes and bytearray are blobs
+        data         an array in this machine's byte order; bytes and bytearray are blobs
         shape        of the whole item; by default the data is the whole
         start        where the box begins in the item; equal boxes of several ranks are replicas and must be equal
         dtype        the tag that is stored, of up to 32 bytes; by default torch's name for the elements of the data

@@ -177,14 +177,11 @@ static uint32_t dtype_bits(const char *dtype)
 /* Torch's name of a native type of the struct module's format, e.g. "<f" or "Zd"; "" for others, structures among them. */
 static void dtype_of_format(const char *format, uint32_t bits, char *dtype)
 {
-	static const char *const host = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "@=<" : "@=>!";
 	const char *kind = NULL, *one = format ? format : "B";
 
 	dtype[0] = 0;
 	if (*one && strchr("@=<>!", *one)) {
-		if (!strchr(host, *one) && bits > 8)
-			return;
-		one++;
+		one++; /* a foreign one only of single bytes: format_is_swapped() */
 	}
 	bool complex = *one == 'Z';
 	one += complex;
@@ -203,6 +200,26 @@ static void dtype_of_format(const char *format, uint32_t bits, char *dtype)
 		snprintf(dtype, DTYPE_MAX + 1, "%s%u", kind, bits);
 	else if (*one == '?')
 		snprintf(dtype, DTYPE_MAX + 1, "bool");
+}
+
+/*
+ * Whether elements of more than a byte, a structure's fields among them, have the byte order that is not this machine's: they would be
+ * stored, or filled, as other numbers. A mark counts until the next one; what stands between colons is a field's name.
+ */
+static bool format_is_swapped(const char *format)
+{
+	static const char *const foreign = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? ">!" : "<";
+	bool is_swapped = false, is_name = false;
+
+	for (const char *c = format ? format : ""; *c; c++) {
+		if (*c == ':')
+			is_name = !is_name;
+		else if (!is_name && strchr("@=<>!^", *c))
+			is_swapped = strchr(foreign, *c) != NULL;
+		else if (!is_name && is_swapped && strchr("hHiIlLqQnNefdgwuP", *c))
+			return true;
+	}
+	return false;
 }
 
 /* Torch's name of a DLPack type, e.g. "float4_e2m1fn_x2" for two lanes; "" for codes that have none. */
@@ -236,6 +253,13 @@ static bool tensor_of_buffer(struct tensor *tensor, const char *name, const Py_b
 		return false;
 	if (view->itemsize <= 0 || view->itemsize > UINT32_MAX / 8) {
 		PyErr_Format(PyExc_ValueError, "%s: elements of %zd bytes", name, view->itemsize);
+		return false;
+	}
+	if (format_is_swapped(view->format)) {
+		PyErr_Format(
+			PyExc_TypeError,
+			"%s: its elements (format \"%.100s\") have another byte order than this machine: convert them first",
+			name, view->format);
 		return false;
 	}
 	tensor->data = view->buf;

@@ -114,15 +114,21 @@ def test_standard_library_arrays_and_blobs(fb, group, bundle):
     assert all(version.read(name) == bytes(value) for name, value in data.items())
 
 
+def test_no_copies_are_one(fb, group, bundle):
+    with group.save(bundle, step=1, copies=0) as save:
+        save.add("w", b"1")
+    save.durable.wait(LIMIT_S)
+    assert fb.open(bundle).read("w") == b"1"
+
+
 def test_a_given_dtype_is_what_is_stored(fb, group, bundle):
     with group.save(bundle, step=1) as save:
         save.add("bf", numpy.array([0x3F80, 0x4000], numpy.uint16), dtype="bfloat16")
         save.add("own", numpy.zeros(2, [("a", "f4"), ("b", "i4")]), dtype="pair-of-mine")
-        save.add("swapped", numpy.ones(2, ">f4"), dtype="big-endian")
+        save.add("odd", numpy.zeros(2, [(">f", "f4"), ("b", ">i1")]), dtype="name-like-a-format")
     save.durable.wait(LIMIT_S)
     version = fb.open(bundle)
     assert version.find("own")[:5] == ("own", "pair-of-mine", 64, (2,), 16)
-    assert version.read("swapped") == struct.pack(">2f", 1, 1)
     out = torch.zeros(2, dtype=torch.bfloat16)
     same = numpy.zeros(2, numpy.uint16)
     with group.load(version) as load:
@@ -193,7 +199,12 @@ def test_boxes_of_two_ranks_make_one_item_and_any_box_of_it_is_read(fb, pair, bu
     [
         (TypeError, "buffer protocol", object(), {}),
         (TypeError, "buffer protocol", "text", {}),
-        (TypeError, "give dtype", numpy.zeros(2, ">f4"), {}),
+        (TypeError, "w: .* another byte order", numpy.ones(2, ">f4"), {}),
+        (TypeError, "w: .* another byte order", numpy.ones(2, ">f4"), {"dtype": "float32"}),
+        (TypeError, "w: .* another byte order", numpy.ones(2, ">i2"), {"dtype": "big-endian"}),
+        (TypeError, "w: .* another byte order", numpy.ones(2, ">c8"), {"dtype": "complex64"}),
+        (TypeError, "w: .* another byte order", numpy.zeros(2, [("a", "i1"), ("b", ">i4")]), {"dtype": "pair-of-mine"}),
+        (TypeError, "w: .* another byte order", (ctypes.c_int32.__ctype_be__ * 2)(1, 2), {"dtype": "int32"}),
         (TypeError, "give dtype", numpy.zeros(2, [("a", "f4"), ("b", "i4")]), {}),
         (ValueError, "bfloat16 has elements of 16 bits, the memory of 32", torch.ones(2), {"dtype": "bfloat16"}),
         (ValueError, r"\(2, 2\) is not the whole of \(4, 4\)", torch.ones(2, 2), {"shape": (4, 4)}),
@@ -230,6 +241,8 @@ def test_names_that_cannot_be_are_refused(group, bundle, name):
     [
         (forebay.Error, r"(?s)4, 3.*3, 4|3, 4.*4, 3", numpy.full((4, 3), 7, numpy.float32), {}),
         (forebay.Error, "float", numpy.full((3, 4), 7, numpy.int32), {}),
+        (TypeError, "w: .* another byte order", numpy.full((3, 4), 7, ">f4"), {}),
+        (TypeError, "w: .* another byte order", numpy.full((3, 4), 7, ">f4"), {"dtype": "float32"}),
         (forebay.Error, "w", numpy.full((3, 4), 7, numpy.float64), {}),
         (forebay.Error, "w", numpy.full(12, 7, numpy.float32), {}),
         (forebay.Error, "w", numpy.full((2, 2), 7, numpy.float32), {"start": (2, 0)}),
@@ -402,11 +415,27 @@ def test_an_exception_in_the_block_cancels(fb, group, bundle):
         with group.save(bundle, step=1) as save:
             save.add("w", b"1")
             1 / 0
-    for future in (save.captured, save.staged, save.durable):
-        with pytest.raises(forebay.Error, match="cancel"):
+    with group.save(bundle, step=1) as later:  # a step is saved once in a run, well or not
+        later.add("w", b"1")
+    for future in (save.captured, save.staged, save.durable, later.durable):
+        with pytest.raises(forebay.Error, match="cancel") as caught:
             future.wait(LIMIT_S)
+        assert caught.value.name == "ECANCELED"
     with pytest.raises(forebay.Error, match=bundle):
         fb.open(bundle)
+
+
+def test_what_was_cancelled_before_submit_says_so(fb, bundle):
+    with fb.join("api/cancel", run=bundle, rank=0, size=1) as group:
+        version = fb.open(bundle, put(group, bundle, w=b"1"))
+        cancelled, left = group.save(bundle, step=2), group.save(bundle, step=3)
+        load = group.load(version)
+        cancelled.cancel()
+    for call in (cancelled.submit, lambda: cancelled.add("w", b"1"), left.submit, lambda: left.add("w", b"1"), load.submit,
+                 lambda: load.into("w", bytearray(1))):  # fmt: skip
+        with pytest.raises(forebay.Error, match="was cancelled") as caught:
+            call()
+        assert caught.value.name == "ECANCELED"
 
 
 def test_one_ranks_cancel_fails_all(pair, bundle):
