@@ -101,6 +101,27 @@ def test_the_index_is_made_again_from_the_store(cluster):
     assert cluster.forebay("ls", "-r", "--json") == last
 
 
+def test_a_store_that_is_not_mounted_is_refused(tmp_path):
+    """An empty folder where the disk was: what is put there would be called durable, and lie under the mount."""
+    with job.Cluster(tmp_path, 2) as cluster:
+        save_one(cluster, "ckpt", 1)
+        before = cluster.forebay("ls", "-r", "--json")
+        cluster.stop()
+        disk = cluster.store.rename(tmp_path / "disk")
+        cluster.store.mkdir()
+        cluster.launch()
+        for node in range(2):
+            job.until(lambda: "is it mounted?" in refused(cluster, node), lambda: f"words: {refused(cluster, node)}")
+            assert f"the store {cluster.store} has no object g/1" in refused(cluster, node)
+        cluster.kill()
+        assert not [path for path in cluster.store.rglob("*") if path.is_file()]
+        shutil.rmtree(cluster.store)
+        disk.rename(cluster.store)
+        cluster.start()
+        assert cluster.forebay("ls", "-r", "--json") == before
+        cluster.verify_all()
+
+
 def refused(cluster, node):
     """The words with which a client is refused."""
     try:

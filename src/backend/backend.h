@@ -108,6 +108,7 @@ struct backend_driver {
 struct backend {
 	uint32_t magic; /* BACKEND_MAGIC */
 	const struct backend_driver *driver;
+	const char *where; /* for words: the driver's, such as the directory's path; NULL: it has none */
 	struct env *env;
 	unsigned n_abandoned; /* requests under way that nobody waits for any more: cluster/calls.c counts them */
 	uint64_t

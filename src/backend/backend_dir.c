@@ -777,6 +777,7 @@ int backend_dir_open(struct env *env, const char *path, bool create, struct back
 	b->path = strdup(path);
 	if (!b->path)
 		return error_set(e, -ENOMEM, "%s: no memory", path);
+	backend->where = b->path;
 
 	int r = env->ops->dir_open(env, path, create, &b->dir, e);
 	if (r)

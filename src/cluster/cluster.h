@@ -56,7 +56,7 @@ struct cluster_options {
 /* Listens at once. */
 int cluster_new(struct env *env, const struct cluster_options *options, struct cluster **ret, struct error *e);
 /* Joins: reads or makes the generation, writes the own record, starts the heartbeats. Waits. -ERR_EREBUILD when the engine is
- * empty or of an older generation than the store. */
+ * empty or of an older generation than the store; -ENODEV when the store has not the engine's generation: it is not mounted. */
 int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
 void cluster_stop(
 	struct cluster *cluster); /* waits, shielded, for its own fibers: then there are no more calls in or out */

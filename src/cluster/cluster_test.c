@@ -633,6 +633,78 @@ static void an_engine_older_than_the_store_must_be_rebuilt(void **state)
 	bed_run(state, older_story);
 }
 
+static void expect_unmounted(struct bed *bed, struct cluster *cluster, unsigned ms, const char *what)
+{
+	char path[96];
+	struct error e;
+
+	snprintf(path, sizeof(path), "%s/store", bed->dir);
+	EXPECT_CALL(cluster_join(cluster, env_in_ms(bed->env, ms), &e), -ENODEV, &e);
+	EXPECT(strstr(e.text, path) && strstr(e.text, "is it mounted?") && strstr(e.text, what));
+}
+
+static void move_store(struct bed *bed, const char *from, const char *to)
+{
+	char a[96], b[96];
+
+	snprintf(a, sizeof(a), "%s/%s", bed->dir, from);
+	snprintf(b, sizeof(b), "%s/%s", bed->dir, to);
+	EXPECT_INT(rename(a, b), 0);
+}
+
+/* An empty folder where the store's disk was: what is put there would lie beside the store. */
+static int unmounted_story(struct bed *bed)
+{
+	struct error e;
+
+	bed_start(bed, 0);
+	for (int i = 0; i < 2; i++) { /* the engine's own node, and another */
+		if (!i)
+			bed_stop(bed, 0);
+		struct cluster *cluster = bed_new(bed, i, "bed", &e);
+		move_store(bed, "store/g", "aside");
+		expect_unmounted(bed, cluster, i ? 100 : BED_CALL_MS, "has no object g/1:");
+		move_store(bed, "aside", "store/g");
+		EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), 0, &e); /* mounted meanwhile */
+		cluster_stop(cluster);
+		cluster_free(cluster);
+		if (!i)
+			bed_start(bed, 0);
+	}
+	return 0;
+}
+
+static void a_store_without_the_generation_of_the_index_is_not_joined(void **state)
+{
+	bed_run(state, unmounted_story);
+}
+
+/* Another disk, which was this store's once: a copy from before a rebuild. */
+static int old_store_story(struct bed *bed)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	const uint32_t rebuilt = 2;
+	struct error e;
+	struct meta_req *req = meta_req_new(META_TXN);
+
+	bed_start(bed, 0);
+	bed_stop(bed, 0);
+	EXPECT_INT(put_u32(&value, &rebuilt), 0);
+	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
+	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
+	meta_req_free(req);
+	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
+	expect_unmounted(bed, cluster, 100, "has no object g/2, only g/1:");
+	cluster_stop(cluster);
+	cluster_free(cluster);
+	return 0;
+}
+
+static void a_store_of_an_older_generation_than_the_index_is_not_joined(void **state)
+{
+	bed_run(state, old_store_story);
+}
+
 /* A try to join that failed half-way has left a generation, which a rebuild has overtaken since. */
 static int overtaken_story(struct bed *bed)
 {
@@ -646,6 +718,7 @@ static int overtaken_story(struct bed *bed)
 	cluster_set_generation(cluster, 1);
 	EXPECT_INT(put_u32(&value, &rebuilt), 0);
 	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
+	EXPECT_CALL(backend_write(bed->backend, "g/3", view_str(""), true, bed_deadline(bed), &e), 0, &e);
 	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
 	meta_req_free(req);
 	cluster_set_generation(at(bed, 0), rebuilt);
@@ -771,6 +844,8 @@ int main(void)
 		TEST_NEW(an_empty_engine_before_a_store_in_use_must_be_rebuilt),
 		TEST_NEW(an_engine_older_than_the_store_must_be_rebuilt),
 		TEST_NEW(a_node_that_tries_to_join_again_asks_for_the_generation_anew),
+		TEST_NEW(a_store_without_the_generation_of_the_index_is_not_joined),
+		TEST_NEW(a_store_of_an_older_generation_than_the_index_is_not_joined),
 		TEST_NEW(a_first_start_that_was_cut_short_is_gone_on_with),
 		TEST(every_node_knows_all_members_sorted_by_name),
 		TEST_NEW(a_node_is_its_own_failure_domain_unless_told_otherwise),

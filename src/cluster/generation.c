@@ -18,6 +18,7 @@
 #define TOKEN_BYTES	      16
 #define LIST_PAGE	      64
 #define AGAIN_MS	      250 /* a node without an engine waits for the one that has it */
+#define LOOK_AGAIN_MS	      200 /* for an object that the store does not show yet */
 #define GENERATION_OBJECT_MAX 4096
 
 /* ---- reading ---- */
@@ -77,6 +78,47 @@ static int read_backend(struct cluster *cluster, uint64_t deadline_ns, uint32_t 
 		}
 	}
 	*ret = highest;
+	return 0;
+}
+
+/* The object of a generation is durable before the engine has it: without it, this is not the store that the index is of. */
+static int no_such_store(struct cluster *cluster, uint32_t engine, uint32_t backend, struct error *e)
+{
+	const char *where = cluster->backend->where;
+	char only[64] = "";
+
+	if (backend)
+		snprintf(only, sizeof(only), ", only " CLUSTER_GENERATION_PREFIX "%" PRIu32, backend);
+	return error_set(e, -ENODEV,
+			 "the index is of generation %" PRIu32
+			 ", but the store%s%s has no object " CLUSTER_GENERATION_PREFIX "%" PRIu32
+			 "%s: is it mounted? Mount it, then start this node again",
+			 engine, where ? " " : "", where ? where : "", engine, only);
+}
+
+int generation_read(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
+		    struct error *e)
+{
+	uint32_t engine = 0, backend = 0;
+	uint64_t shown_ns = env_in_ms(cluster->env, BACKEND_NAME_LATE_MS);
+	int r = read_engine(cluster, deadline_ns, &engine, e);
+
+	if (!r)
+		r = read_backend(cluster, deadline_ns, &backend, e);
+	while (!r && backend < engine) {
+		uint64_t again_ns = env_in_ms(cluster->env, LOOK_AGAIN_MS);
+
+		if (env_now(cluster->env) >= shown_ns || again_ns >= deadline_ns)
+			return no_such_store(cluster, engine, backend, e);
+		r = fiber_sleep_until(again_ns);
+		if (r)
+			return error_set(e, r, "the store's generation: cancelled");
+		r = read_backend(cluster, deadline_ns, &backend, e);
+	}
+	if (r)
+		return r;
+	*ret_engine = engine;
+	*ret_backend = backend;
 	return 0;
 }
 
@@ -150,7 +192,7 @@ static int begin(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 
 static int compare(struct cluster *cluster, uint32_t engine, uint32_t backend, uint64_t deadline_ns, struct error *e)
 {
-	if (engine && engine >= backend) {
+	if (engine && engine == backend) {
 		cluster->generation = engine;
 		return 0;
 	}
@@ -173,10 +215,8 @@ int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error 
 		0; /* one that a try before has read may be overtaken: calls with it would be fenced for ever */
 	for (;;) {
 		uint32_t engine = 0, backend = 0;
-		int r = read_engine(cluster, deadline_ns, &engine, e);
+		int r = generation_read(cluster, deadline_ns, &engine, &backend, e);
 
-		if (!r)
-			r = read_backend(cluster, deadline_ns, &backend, e);
 		if (!r)
 			r = compare(cluster, engine, backend, deadline_ns, e);
 		if (r != -ERR_EREBUILD || !cluster->meta_is_remote)
