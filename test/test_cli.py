@@ -140,6 +140,38 @@ def test_a_running_cluster_is_told_so_and_another_size_refused(running):
     assert running.pids() == before and sorted(running.daemons()) == sorted(before)
 
 
+def test_another_pool_waits_for_the_next_start_and_up_says_so(cluster):
+    cluster.up(1)
+    assert "--pool" not in cluster.up().stderr  # as it is
+    again = cluster.up(pool="80M")
+    assert ": 1 node runs already" in again.stdout
+    assert "--pool has no effect on nodes that run: node-0's pool stays 64.0 MiB until it is started anew" in again.stderr
+    assert ": ended 1 daemon\n" in cluster.down().stdout
+    assert "--pool" not in cluster.up(pool="80M").stderr
+    (node,) = json.loads(cluster.run("status", "--json").stdout)["nodes"]
+    assert node["pool_bytes"] == 80 * MIB
+
+
+def test_what_is_one_is_not_many(cluster, tmp_path):
+    cluster.up(1)
+    (tmp_path / "f").write_bytes(b"x")
+    cluster.run("put", "b", tmp_path / "f")
+    assert cluster.run("get", "b", tmp_path / "out").stdout == "b@1: 1 file\n"
+    assert cluster.run("why", "b@1").stdout.splitlines()[1].startswith("1 rank on 1 node, ")
+    assert cluster.run("meta", "rebuild").stdout == "1 bundle, 1 version, 0 labels\n"
+
+
+def test_a_refused_up_shows_what_its_own_start_said(cluster):
+    cluster.up(1)
+    cluster.down()
+    with (cluster.folder / "node-0" / "log").open("a") as log:
+        log.write("what an earlier start met\n")
+    (cluster.folder / "node-0" / "socket").unlink(missing_ok=True)
+    (cluster.folder / "node-0" / "socket").mkdir()
+    refused = cluster.up(status=1).stderr
+    assert "something else than a socket" in refused and "an earlier start" not in refused
+
+
 def test_up_starts_only_what_is_missing(cluster):
     cluster.up(3)
     before = cluster.pids()
@@ -242,7 +274,7 @@ def test_a_refused_first_up_is_none(make_folder):
         assert str(nowhere) in cluster.up(3, "--store", f"dir:{nowhere}", pool="80M", status=1).stderr
         assert not [name for name in ("cluster.json", "key", "env", "node-0/config", "store") if (cluster.folder / name).exists()]
         assert str(nowhere) in (cluster.folder / "node-0" / "log").read_text()  # for whoever looks for the cause
-        assert "1 nodes are ready" in cluster.run("up", "--dir", cluster.folder, "--pool", "64M").stdout
+        assert ": 1 node is ready" in cluster.run("up", "--dir", cluster.folder, "--pool", "64M").stdout
         kept = json.loads((cluster.folder / "cluster.json").read_text())
         assert (kept["nodes"], kept["store"], kept["pool_bytes"]) == (1, f"dir:{cluster.folder}/store", 64 * MIB)
     finally:

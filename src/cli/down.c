@@ -13,6 +13,7 @@
 #include "cli/daemons.h"
 #include "cli/place.h"
 #include "cli/process.h"
+#include "cli/text.h"
 #include "cli/verbs.h"
 
 #define LOCK_WAIT_MS 5000
@@ -136,10 +137,10 @@ static int run(struct down *down)
 	if (!ended.daemons)
 		printf("%s: nothing was running\n", down->place.dir);
 	else if (ended.killed)
-		printf("%s: ended %zu daemons, %d of them with SIGKILL\n", down->place.dir, ended.daemons,
-		       ended.killed);
+		printf("%s: ended %zu daemon%s, %d of them with SIGKILL\n", down->place.dir, ended.daemons,
+		       text_s(ended.daemons), ended.killed);
 	else
-		printf("%s: ended %zu daemons\n", down->place.dir, ended.daemons);
+		printf("%s: ended %zu daemon%s\n", down->place.dir, ended.daemons, text_s(ended.daemons));
 	if (ended.left)
 		return command_fail("%s: %u saves were captured and are not durable; they are lost", down->place.dir,
 				    ended.left);

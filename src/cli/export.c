@@ -316,7 +316,8 @@ static int run(struct export *export)
 	outdir_free(export->out); /* takes everything back if it is not finished */
 	if (r)
 		return command_fail("%s", e.code ? e.text : strerror(-r));
-	printf("%s@%" PRIu64 ": %zu items", export->info.bundle, export->info.number, export->list.n);
+	printf("%s@%" PRIu64 ": %zu item%s", export->info.bundle, export->info.number, export->list.n,
+	       text_s(export->list.n));
 	if (export->left_out)
 		printf(", %" PRIu64 " that are no tensors left out", export->left_out);
 	putchar('\n');

@@ -184,7 +184,8 @@ static int run(struct get *get)
 	outdir_free(get->out); /* takes everything back if it is not finished */
 	if (r)
 		return command_fail("%s", e.code ? e.text : strerror(-r));
-	printf("%s@%" PRIu64 ": %zu files\n", get->info.bundle, get->info.number, get->files.n_files);
+	printf("%s@%" PRIu64 ": %zu file%s\n", get->info.bundle, get->info.number, get->files.n_files,
+	       text_s(get->files.n_files));
 	return EXIT_SUCCESS;
 }
 

@@ -53,6 +53,7 @@ int verb_meta(int argc, char **argv)
 	int r = forebay_meta_rebuild(session, &bundles, &versions, &labels);
 	if (r < 0)
 		return command_fail_call(r, NULL);
-	printf("%" PRIu64 " bundles, %" PRIu64 " versions, %" PRIu64 " labels\n", bundles, versions, labels);
+	printf("%" PRIu64 " bundle%s, %" PRIu64 " version%s, %" PRIu64 " label%s\n", bundles, text_s(bundles), versions,
+	       text_s(versions), labels, text_s(labels));
 	return wait_ready(session);
 }

@@ -39,6 +39,11 @@ void text_time(uint64_t ns, char out[TEXT_TIME_MAX])
 	snprintf(out, TEXT_TIME_MAX, "%.*f %s", digits, value, units[unit].name);
 }
 
+const char *text_s(uint64_t n)
+{
+	return n == 1 ? "" : "s";
+}
+
 const char *text_rule(uint64_t last, uint64_t every, char out[TEXT_RULE_MAX])
 {
 	if (!last)

@@ -21,6 +21,8 @@ CLEANUP_OF(json_t *, json_decref);
 void text_size(uint64_t bytes, char out[TEXT_SIZE_MAX]);
 /* "0 ms", "352 us", "12.0 ms", "812 ms", "1.32 s", "75.0 s", "21 min": three digits or so. */
 void text_time(uint64_t ns, char out[TEXT_TIME_MAX]);
+/* What makes a plural of a word after @n: "s", or nothing. */
+const char *text_s(uint64_t n);
 /* What a rule keeps: "all", "last 3", "last 3, each 100". Returns @out, or a literal. */
 const char *text_rule(uint64_t last, uint64_t every, char out[TEXT_RULE_MAX]);
 /* Prints @text with control characters as \xNN, so that a name cannot command the terminal. Returns its width in columns. */

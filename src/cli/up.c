@@ -59,7 +59,9 @@ struct up {
 		struct process process;
 		int pidfd;	     /* -1: not running */
 		bool started, ready; /* started: by us, now */
+		off_t log_begin;     /* of what it has said since we started it */
 		char http[HTTP_MAX]; /* where it serves metrics, once it is ready */
+		uint64_t pool_bytes; /* that it has, once it is ready; 0: not known */
 	} node[PLACE_NODES_MAX];
 };
 
@@ -120,8 +122,8 @@ static int settle(struct up *up)
 	struct place *place = &up->place;
 
 	if (!place->is_new && up->nodes && up->nodes != place->nodes)
-		return command_fail("%s: a cluster of %" PRIu64 " nodes; it cannot be started with %" PRIu64,
-				    place->dir, place->nodes, up->nodes);
+		return command_fail("%s: a cluster of %" PRIu64 " node%s; it cannot be started with %" PRIu64,
+				    place->dir, place->nodes, text_s(place->nodes), up->nodes);
 	if (place->is_new)
 		place->nodes = up->nodes ? up->nodes : 1;
 	if (up->pool_bytes)
@@ -179,9 +181,11 @@ static int start_node(struct up *up, uint64_t i)
 				    *log = place_node_path(&up->place, i, "log");
 	_cleanup_(cleanup_mem) char *folder = place_node_path(&up->place, i, "");
 	char *argv[] = { up->daemon, "--config", config, up->rebuild && !i ? "--rebuild" : NULL, NULL };
+	struct stat st;
 
 	if (!config || !log || !folder)
 		return -ENOMEM;
+	node->log_begin = stat(log, &st) ? 0 : st.st_size;
 	int r = process_start(argv, log, &node->process);
 	if (r)
 		return command_fail("%s: %s", up->daemon, strerror(-r));
@@ -199,6 +203,7 @@ struct sight {
 	uint64_t up;
 	char self[256];
 	char http[HTTP_MAX];
+	uint64_t pool_bytes;
 };
 
 static void note_self(void *arg, const char *cluster, const char *this_node, uint32_t generation)
@@ -213,8 +218,10 @@ static void count_node(void *arg, const struct forebay_node_info *node)
 	struct sight *sight = arg;
 
 	sight->up += node->up != 0;
-	if (!strcmp(node->name, sight->self))
+	if (!strcmp(node->name, sight->self)) {
 		snprintf(sight->http, sizeof(sight->http), "%s", node->http);
+		sight->pool_bytes = node->pool_bytes;
+	}
 }
 
 static int stop_listing(void *arg, const struct forebay_bundle_info *bundle)
@@ -222,8 +229,8 @@ static int stop_listing(void *arg, const struct forebay_bundle_info *bundle)
 	return 1;
 }
 
-/* Whether the node serves and sees @nodes nodes. 0; -FOREBAY_EREBUILD; another failure: not yet, why in @words. */
-static int probe(const char *path, uint64_t nodes, char ret_http[HTTP_MAX], char words[WORDS_MAX])
+/* Whether the node at @path serves and sees @nodes nodes. 0; -FOREBAY_EREBUILD; another failure: not yet, why in @words. */
+static int probe(struct node *node, const char *path, uint64_t nodes, char words[WORDS_MAX])
 {
 	struct forebay_connect_options connect = { .size = sizeof(connect),
 						   .socket = path,
@@ -243,7 +250,8 @@ static int probe(const char *path, uint64_t nodes, char ret_http[HTTP_MAX], char
 		return r;
 	}
 	if (sight.up >= nodes) {
-		memcpy(ret_http, sight.http, HTTP_MAX);
+		memcpy(node->http, sight.http, HTTP_MAX);
+		node->pool_bytes = sight.pool_bytes;
 		return 0;
 	}
 	snprintf(words, WORDS_MAX, "it sees %" PRIu64 " of %" PRIu64 " nodes", sight.up, nodes);
@@ -257,7 +265,7 @@ static bool has_ended(const struct node *node)
 	return poll(&fd, 1, 0) > 0;
 }
 
-/* The last lines of the node's log, so that nobody has to look for it. */
+/* The last lines of the node's log, so that nobody has to look for it: of this start, if it is ours, and not of an earlier one. */
 static void show_log(const struct up *up, uint64_t i)
 {
 	_cleanup_(cleanup_mem) char *path = place_node_path(&up->place, i, "log");
@@ -267,9 +275,14 @@ static void show_log(const struct up *up, uint64_t i)
 
 	if (fd < 0 || !text || fstat(fd, &st))
 		return;
-	ssize_t n = pread(fd, text, LOG_TAIL_BYTES, st.st_size > LOG_TAIL_BYTES ? st.st_size - LOG_TAIL_BYTES : 0);
+	off_t from = up->node[i].log_begin;
+	if (st.st_size - from > LOG_TAIL_BYTES)
+		from = st.st_size - LOG_TAIL_BYTES;
+	ssize_t n = pread(fd, text, LOG_TAIL_BYTES, from);
 	close(fd);
-	char *begin = text + (n > 0 ? n : 0);
+	if (n <= 0)
+		return;
+	char *begin = text + n;
 	for (int lines = 0; begin > text; begin--) {
 		if (begin[-1] == '\n' && begin[0] && ++lines == LOG_LINES)
 			break;
@@ -320,7 +333,7 @@ static int look(struct up *up, char words[WORDS_MAX], uint64_t *ret_waiting, boo
 			fail_node(up, i, "the daemon has ended");
 			return -1;
 		}
-		int r = node->ready || !path ? 0 : probe(path, up->place.nodes, node->http, words);
+		int r = node->ready || !path ? 0 : probe(node, path, up->place.nodes, words);
 		node->ready = !r;
 		ready += !r;
 		if (r)
@@ -391,6 +404,24 @@ static bool started_any(const struct up *up)
 	return false;
 }
 
+/* A pool is taken at a start: who asks for another one shall not believe that the nodes which ran already have it. */
+static void warn_of_pool(const struct up *up)
+{
+	char has[TEXT_SIZE_MAX];
+
+	for (uint64_t i = 0; up->pool_bytes && i < up->place.nodes; i++) {
+		const struct node *node = &up->node[i];
+
+		if (node->started || !node->pool_bytes || node->pool_bytes == up->pool_bytes)
+			continue;
+		text_size(node->pool_bytes, has);
+		fprintf(stderr,
+			"forebay: --pool has no effect on nodes that run: node-%" PRIu64
+			"'s pool stays %s until it is started anew\n",
+			i, has);
+	}
+}
+
 static int bring_up(struct up *up)
 {
 	struct place *place = &up->place;
@@ -408,8 +439,13 @@ static int bring_up(struct up *up)
 			command_fail("%s", e.code ? e.text : "no memory"); /* they run all the same */
 	switch (outcome) {
 	case WAIT_READY:
-		printf("%s: %" PRIu64 " nodes %s\n", place->dir, place->nodes,
-		       started_any(up) ? "are ready" : "run already");
+		warn_of_pool(up);
+		if (started_any(up))
+			printf("%s: %" PRIu64 " node%s ready\n", place->dir, place->nodes,
+			       place->nodes == 1 ? " is" : "s are");
+		else
+			printf("%s: %" PRIu64 " node%s already\n", place->dir, place->nodes,
+			       place->nodes == 1 ? " runs" : "s run");
 		return EXIT_SUCCESS;
 	case WAIT_REBUILD:
 		up->stays = true;

@@ -79,7 +79,7 @@ static int run(struct verify *verify)
 	}
 	text_size(bytes, size);
 	if (!verify->command.json && found)
-		printf("%s: %d damages in %s\n", text, found, size);
+		printf("%s: %d damage%s in %s\n", text, found, text_s((uint64_t)found), size);
 	else if (!verify->command.json)
 		printf("%s: clean, %s read\n", text, size);
 	return found ? DAMAGED : CLEAN;

@@ -54,8 +54,8 @@ static void print_head(const struct forebay_trace *trace)
 		printf(" as version %" PRIu64, trace->version);
 	printf(trace->ended ? " after " : ", under way for ");
 	print_time(trace->took_ns);
-	printf("\n%" PRIu32 " ranks on %" PRIu32 " nodes, copies %" PRIu32 ", coordinated by ", trace->ranks,
-	       trace->nodes, trace->copies);
+	printf("\n%" PRIu32 " rank%s on %" PRIu32 " node%s, copies %" PRIu32 ", coordinated by ", trace->ranks,
+	       text_s(trace->ranks), trace->nodes, text_s(trace->nodes), trace->copies);
 	text_print(stdout, trace->coordinator);
 	printf("; offered ");
 	print_size(trace->offered_bytes);
