@@ -232,13 +232,19 @@ static int mark_collected(struct collecting *c, const struct scan *scan)
 	return r < 0 ? r : 0;
 }
 
+/* @packs 0: it is a root. */
+static void log_lost(const struct collecting *c, uint64_t packs, const char *one)
+{
+	logm(LOG_ERROR, "bundle.data-lost", "bundle=%.*s packs=%" PRIu64 " one=%s", (int)c->place->bundle.len,
+	     (const char *)c->place->bundle.ptr, packs, one);
+}
+
 static void alarm_missing(struct collecting *c, const struct scan *scan)
 {
 	if (!scan->n_missing)
 		return;
 	c->counts.missing += scan->n_missing;
-	logm(LOG_ERROR, "bundle.data-lost", "bundle=%.*s packs=%" PRIu64 " one=%s", (int)c->place->bundle.len,
-	     (const char *)c->place->bundle.ptr, scan->n_missing, scan->missing);
+	log_lost(c, scan->n_missing, scan->missing);
 }
 
 static void note_unclear(void *arg, const char *key)
@@ -261,8 +267,7 @@ static bool is_lost(struct collecting *c)
 	}
 	if (!bundles->absent_told || c->thorough) {
 		c->counts.missing++;
-		logm(LOG_ERROR, "bundle.data-lost", "bundle=%.*s packs=0 one=%s", (int)c->place->bundle.len,
-		     (const char *)c->place->bundle.ptr, c->absent);
+		log_lost(c, 0, c->absent);
 	}
 	bundles->absent_told = true;
 	return true;
