@@ -76,7 +76,7 @@ LITERAL = r'"((?:\\.|[^"\\\n])*)"'
 def spoken() -> str:
     """All that the programs can say: the literals of the source, those that follow each other joined, conversions blanked."""
     texts = [os.strerror(code) for code in errno.errorcode]
-    for path in sorted([*(ROOT / "src").rglob("*.[ch]"), ROOT / "python" / "forebay" / "_forebay.c"]):
+    for path in sorted([*(ROOT / "src").rglob("*.[ch]"), *(ROOT / "python" / "forebay").glob("*.[ch]")]):
         if not path.name.endswith(("_test.c", "_suite.c")):
             source = re.sub(r'"\s*PRI\w+\s*"', "u", path.read_text())  # as in "%" PRIu64 " bytes"
             texts.append(re.sub(r'"\s*"', "", source).replace('\\"', "'"))
