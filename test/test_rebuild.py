@@ -113,6 +113,8 @@ def test_a_store_that_is_not_mounted_is_refused(tmp_path):
         for node in range(2):
             job.until(lambda: "is it mounted?" in refused(cluster, node), lambda: f"words: {refused(cluster, node)}")
             assert f"the store {cluster.store} has no object g/1" in refused(cluster, node)
+        rebuilding = cluster.run("meta", "rebuild")
+        assert rebuilding.returncode != 0 and "is it mounted?" in rebuilding.stderr
         cluster.kill()
         assert not [path for path in cluster.store.rglob("*") if path.is_file()]
         shutil.rmtree(cluster.store)
@@ -120,6 +122,23 @@ def test_a_store_that_is_not_mounted_is_refused(tmp_path):
         cluster.start()
         assert cluster.forebay("ls", "-r", "--json") == before
         cluster.verify_all()
+
+
+def test_a_rebuild_without_the_engine_changes_nothing(tmp_path):
+    with job.Cluster(tmp_path, 2) as cluster:
+        save_one(cluster, "ckpt", 1)
+        before = cluster.forebay("ls", "-r", "--json")
+        cluster.kill(0)
+        for _ in range(2):
+            rebuilding = cluster.run("meta", "rebuild", node=1)
+            assert rebuilding.returncode != 0 and "nothing was rebuilt: " in rebuilding.stderr
+        cluster.kill(1)
+        cluster.launch(1)
+        job.until(lambda: cluster.run("meta", "rebuild", node=1).returncode != 0, "node-1 answers")
+        assert [path.name for path in (cluster.store / "g").iterdir()] == ["1"]
+        cluster.start(0)
+        for node in range(2):
+            assert cluster.forebay("ls", "-r", "--json", node=node) == before
 
 
 def refused(cluster, node):

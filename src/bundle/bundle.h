@@ -192,8 +192,9 @@ int bundle_verify(struct bundles *bundles, struct view tenant, struct view bundl
 
 /*
  * Builds the index anew from the backend alone: raises the generation, burns slots without a root, indexes every root, takes the
- * highest move of each label. Repeatable at any point; the cluster need not have been joined. -ERR_EDAMAGED naming the first damaged
- * object: it was left out, everything else is indexed, @ret is filled.
+ * highest move of each label. Repeatable at any point; the node with the engine need not have joined. -ERR_EDAMAGED naming the first
+ * damaged object: it was left out, everything else is indexed, @ret is filled. Nothing is written when the engine cannot be reached, or
+ * the store is not the index's (-ENODEV: not mounted).
  */
 struct rebuild_counts {
 	uint64_t bundles, versions, labels;

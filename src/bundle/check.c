@@ -28,7 +28,8 @@ struct checking {
 static int older(struct checking *c, const char *key)
 {
 	return error_set(c->e, -ERR_EREBUILD,
-			 "the index is older than the store: it does not know %s; run forebay meta rebuild", key);
+			 "the index is older than the store: it does not know %s; run forebay meta rebuild on %s", key,
+			 cluster_node(c->bundles->cluster));
 }
 
 static bool begins(const char *key, const char *prefix)

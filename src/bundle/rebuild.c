@@ -1,7 +1,7 @@
 /*
  * bundle/rebuild.c: the index anew from the store alone.
  *
- * First the generation rises in the store, so that an index of before is refused from now on, and a rebuild that was cut is
+ * Nothing is written until the engine has answered: a generation that only the store has shuts the cluster out. First it rises there, so that an index of before is refused from now on, and a rebuild that was cut is
  * repeated; last the new index is marked with it. Between them all rows go, and each number and label is looked at as index.c and
  * label.c would. Keys of a bundle come in the order floor/, l/, p/, r/, v/; packs are leapt over, numbers below the floor, too.
  */
@@ -69,6 +69,32 @@ static int pass_over(struct rebuild *r, int failed, const struct error *why)
 	if (!r->damaged.code)
 		r->damaged = *why;
 	return 0;
+}
+
+/* ---- before anything is written ---- */
+
+/* The engine answers, and the store is the one that its index is of. An engine that is damaged here is what a rebuild is for. */
+static int find_engine(struct rebuild *r)
+{
+	struct cluster *cluster = r->bundles->cluster;
+	uint64_t until_ns = env_in_ms(r->bundles->env, INDEX_WAIT_MS);
+	struct node_info engine;
+	struct error why = { 0 };
+	uint32_t of_index, of_store;
+
+	cluster_engine(cluster, &engine);
+	bool own = !strcmp(engine.name, cluster_node(cluster));
+	if (!own && !cluster_generation(cluster))
+		return error_set(
+			r->e, -EAGAIN,
+			"this node has not joined its cluster, and the index is not here: run forebay meta rebuild on "
+			"%s at %s",
+			*engine.name ? engine.name : "the node", engine.address);
+	int failed = cluster_generations(cluster, until_ns < r->deadline_ns ? until_ns : r->deadline_ns, &of_index,
+					 &of_store, &why);
+	if (!failed || (own && failed == -ERR_EDAMAGED))
+		return 0;
+	return error_set(r->e, failed, "nothing was rebuilt: %s", why.code ? why.text : error_meaning(failed));
 }
 
 /* ---- generation ---- */
@@ -408,7 +434,9 @@ int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuil
 	_cleanup_(rebuild_fini) struct rebuild r = { .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
 	uint32_t generation = 0;
 
-	int failed = raise_generation(&r, &generation);
+	int failed = find_engine(&r);
+	if (!failed)
+		failed = raise_generation(&r, &generation);
 	if (failed)
 		return failed;
 	cluster_set_generation(bundles->cluster, generation);

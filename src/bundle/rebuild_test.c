@@ -179,6 +179,60 @@ static void the_engine_may_be_lost_whole(struct shelf *shelf, struct shelf *othe
 	expect_same(&before, &after);
 }
 
+static void expect_refused(struct shelf *shelf, int expected, const char *words)
+{
+	_cleanup_(buf_fini) struct buf there = { 0 };
+	struct bed *bed = shelf->bed;
+	struct rebuild_counts counts;
+	struct error e;
+
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, &e), expected, &e);
+	EXPECT(strstr(e.text, words));
+	for (int i = 1; i <= 2; i++) {
+		char key[8];
+
+		snprintf(key, sizeof(key), "g/%d", i);
+		int r = backend_read(bed->backend, key, 4096, &there, deadline(shelf), &e);
+		EXPECT_INT(r, i == 1 && expected != -ENODEV ? 0 : -ENOENT);
+	}
+}
+
+static void without_its_engine_a_rebuild_writes_nothing(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	shelf_close(shelf);
+	bed_stop(shelf->bed, 0);
+	expect_refused(other, -EHOSTDOWN, "nothing was rebuilt: ");
+}
+
+static void a_node_that_has_not_joined_says_where_to_rebuild(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct bed *bed = shelf->bed;
+	struct bed_node *node = &bed->nodes[1];
+
+	shelf_close(other);
+	bed_stop(bed, 1);
+	EXPECT_CALL(pool_new(bed->env, BED_POOL_BYTES, BED_POOL_BYTES, &node->pool, e), 0, e);
+	node->cluster = bed_new(bed, 1, "bed", e);
+	*other = shelf_open(bed, 1);
+	expect_refused(other, -EAGAIN, cluster_address(bed->nodes[0].cluster));
+}
+
+static void an_index_is_not_rebuilt_from_what_lies_under_the_mount(struct shelf *shelf, struct shelf *other,
+								   struct error *e)
+{
+	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
+	char mounted[96], aside[96];
+
+	shelf_save(shelf, "ckpt", 1);
+	shelf_listing(shelf, &before);
+	snprintf(mounted, sizeof(mounted), "%s/store/g", shelf->bed->dir);
+	snprintf(aside, sizeof(aside), "%s/aside", shelf->bed->dir);
+	EXPECT_INT(rename(mounted, aside), 0);
+	expect_refused(shelf, -ENODEV, "is it mounted?");
+	shelf_listing(shelf, &after);
+	expect_same(&before, &after);
+}
+
 static void a_damaged_root_is_named_and_everything_else_is_indexed(struct shelf *shelf, struct shelf *other,
 								   struct error *e)
 {
@@ -206,6 +260,9 @@ int main(void)
 		SHELF_STORY(numbers_and_moves_go_on_after_a_rebuild),
 		SHELF_STORY(a_save_that_was_open_is_burned_by_a_rebuild),
 		SHELF_STORY(the_engine_may_be_lost_whole),
+		SHELF_STORY(without_its_engine_a_rebuild_writes_nothing),
+		SHELF_STORY(a_node_that_has_not_joined_says_where_to_rebuild),
+		SHELF_STORY(an_index_is_not_rebuilt_from_what_lies_under_the_mount),
 		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

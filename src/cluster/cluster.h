@@ -75,6 +75,9 @@ const char *cluster_id(const struct cluster *cluster);
 uint32_t cluster_generation(const struct cluster *cluster);
 uint64_t cluster_incarnation(const struct cluster *cluster); /* of this node */
 bool cluster_has_key(const struct cluster *cluster);	     /* peers have proven the cluster's key */
+/* The engine's (0: it has none yet) and the store's highest. Waits. -ENODEV: the store has not even the engine's; not mounted. */
+int cluster_generations(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
+			struct error *e);
 /* A rebuild raised the generation (bundle/): takes the new one over and tells the peers with their next frames. */
 void cluster_set_generation(struct cluster *cluster, uint32_t generation);
 

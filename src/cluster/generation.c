@@ -96,9 +96,10 @@ static int no_such_store(struct cluster *cluster, uint32_t engine, uint32_t back
 			 engine, where ? " " : "", where ? where : "", engine, only);
 }
 
-int generation_read(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
-		    struct error *e)
+int cluster_generations(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
+			struct error *e)
 {
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
 	uint32_t engine = 0, backend = 0;
 	uint64_t shown_ns = env_in_ms(cluster->env, BACKEND_NAME_LATE_MS);
 	int r = read_engine(cluster, deadline_ns, &engine, e);
@@ -163,7 +164,8 @@ static int claim_backend(struct cluster *cluster, struct view token, uint64_t de
 		return 0;
 	return error_set(
 		e, -ERR_EREBUILD,
-		"the meta engine is empty, but the store has generation 1 of another: run forebay meta rebuild");
+		"the meta engine is empty, but the store has generation 1 of another: run forebay meta rebuild on %s",
+		cluster->node);
 }
 
 static int begin(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
@@ -198,15 +200,17 @@ static int compare(struct cluster *cluster, uint32_t engine, uint32_t backend, u
 	}
 	if (!engine && backend <= 1 && !cluster->meta_is_remote)
 		return begin(cluster, deadline_ns, e);
+	struct node_info at; /* it has just answered, so that its name is known */
+	cluster_engine(cluster, &at);
 	if (!engine)
 		return error_set(e, -ERR_EREBUILD,
 				 "the meta engine is empty, but the store has generation %" PRIu32
-				 ": run forebay meta rebuild",
-				 backend);
+				 ": run forebay meta rebuild on %s",
+				 backend, at.name);
 	return error_set(e, -ERR_EREBUILD,
 			 "the meta engine is of generation %" PRIu32 ", but the store of %" PRIu32
-			 ": run forebay meta rebuild",
-			 engine, backend);
+			 ": run forebay meta rebuild on %s",
+			 engine, backend, at.name);
 }
 
 int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
@@ -215,7 +219,7 @@ int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error 
 		0; /* one that a try before has read may be overtaken: calls with it would be fenced for ever */
 	for (;;) {
 		uint32_t engine = 0, backend = 0;
-		int r = generation_read(cluster, deadline_ns, &engine, &backend, e);
+		int r = cluster_generations(cluster, deadline_ns, &engine, &backend, e);
 
 		if (!r)
 			r = compare(cluster, engine, backend, deadline_ns, e);

@@ -136,9 +136,6 @@ int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
 
 /* ---- generation (generation.c) ---- */
 int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
-/* The engine's (0: it has none yet) and the store's highest. Waits. -ENODEV: the store has not even the engine's. */
-int generation_read(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
-		    struct error *e);
 
 /* ---- meta through a peer (meta_peer.c) ---- */
 int meta_peer_open(struct cluster *cluster, const char *address, struct error *e);
