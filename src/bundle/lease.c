@@ -62,7 +62,7 @@ int lease_is_over(struct bundles *bundles, struct view lease, uint64_t epoch, ui
 		return 0; /* of no group: nobody can tell */
 	int r = meta_get(meta_of(bundles), lease, &record, deadline_ns, e);
 	if (r == -ENOENT)
-		return 0; /* an engine that has forgotten: a rebuild ends what was before it */
+		return 1; /* of an engine that is gone: its writer cannot record it in this one any more */
 	if (r)
 		return r;
 	if (meta_out_lease(view_buf(&record), &holder, &now))
