@@ -188,7 +188,7 @@ static int look_at_slot(struct scan *scan, uint64_t number)
 	else if (!r)
 		r = slot_settle_dead(scan->bundles, scan->place, number, &row, scan->deadline_ns, scan->e);
 	scan->n_burned += r == 1;
-	return r < 0 && r != -ERR_EDAMAGED ? r : 0; /* that: a version's root is missing, which the index will tell */
+	return r < 0 ? r : 0;
 }
 
 static int add_folded(struct scan *scan, uint64_t number)

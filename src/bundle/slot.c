@@ -230,9 +230,8 @@ int slot_end(struct bundles *bundles, const struct place *place, uint64_t number
 	int r = row_read_version(bundles, place, number, &bytes, &version, deadline_ns, e);
 	if (r < 0)
 		return r;
-	if (r != ROW_ABSENT) /* a tombstone in its place would cost what a copy of that root still reaches */
-		return error_set(e, -ERR_EDAMAGED, "the root of version %" PRIu64 ", which the index has, is missing",
-				 number);
+	if (r != ROW_ABSENT)
+		return 0; /* published; if its root is missing now, a tombstone would cost what a copy of it reaches */
 	r = slot_burn(bundles, &slot, deadline_ns, e);
 	return r == -EEXIST ? 0 : r ? r : 1; /* its root had come: indexed */
 }
