@@ -485,6 +485,25 @@ def test_status_top_and_why_answer_without_the_index(cluster, how):
         wait_until(lambda: "index_lost" not in ends[0].status(), LIMIT_S, "the index is back")
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_the_index_verbs_say_so_soon_and_what_works_all_the_same(cluster, how, tmp_path):
+    (tmp_path / "one").write_bytes(os.urandom(MIB))
+    cluster.up(NODES)
+    cluster.run("put", "kept", tmp_path / "one")
+    ask_within(cluster, 20, "ls")
+    os.kill(cluster.pids()[0], how)
+    wait_until(lambda: not json.loads(ask_within(cluster, 5, "status", "--json"))["nodes"][0]["up"], LIMIT_S, "node-0 is down")
+    for words in (["ls"], ["ls", "kept"], ["gc"], ["rm", "kept@1"], ["label", "kept", "prod", "1"], ["retain", "kept", "--last", "2"], ["verify", "kept"]):
+        begun = time.monotonic()
+        failed = cluster.run(*words, "--socket", cluster.socket(1), status=None)
+        assert failed.returncode == (2 if words[0] == "verify" else 1) and time.monotonic() - begun < 8, words
+        assert "the node that serves the index cannot be reached: node node-0: " in failed.stderr, words
+        assert "`show`, `get` and `verify` of BUNDLE@N work without it" in failed.stderr and len(failed.stderr.splitlines()) == 1, words
+    assert "the index is unavailable" in ask_within(cluster, 8, "show", "kept@1")
+    assert "clean" in ask_within(cluster, 8, "verify", "kept@1")
+    ask_within(cluster, 8, "get", "kept", str(tmp_path / "out"))
+
+
 def test_a_node_that_could_not_join_yet_says_what_it_waits_for(cluster):
     cluster.up(2)
     cluster.kill()

@@ -119,13 +119,24 @@ int command_fail(const char *format, ...)
 	return EXIT_FAILURE;
 }
 
-int command_fail_call(int code, const char *thing)
+static int fail_call(int code, const char *thing, const char *hint)
 {
 	const char *words = forebay_error();
 
 	if (!*words)
 		words = forebay_error_name(code);
-	return thing ? command_fail("%s: %s", thing, words) : command_fail("%s", words);
+	return command_fail("%s%s%s%s", thing ? thing : "", thing ? ": " : "", words, hint);
+}
+
+int command_fail_call(int code, const char *thing)
+{
+	return fail_call(code, thing, "");
+}
+
+int command_fail_index(int code, const char *thing)
+{
+	return fail_call(code, thing,
+			 code == -EHOSTDOWN ? "; `show`, `get` and `verify` of BUNDLE@N work without it" : "");
 }
 
 /* ---- session --------------------------------------------------------------------------------------------------------- */

@@ -45,6 +45,8 @@ extern const char *command_verb;
 int command_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same for a library call that failed with @code on @thing (NULL: none): in the library's words. */
 int command_fail_call(int code, const char *thing);
+/* And for a call that the index alone can answer: if its node is away, what works all the same. */
+int command_fail_index(int code, const char *thing);
 
 /* 0, or EXIT_FAILURE and it is said why. */
 int command_connect(const struct command *command, struct forebay_session **ret);

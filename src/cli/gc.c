@@ -79,7 +79,7 @@ int verb_gc(int argc, char **argv)
 	const char *bundle = gc.command.n_args ? gc.command.arg[0] : NULL;
 	int r = forebay_collect(session, bundle, &events, &gc);
 	if (r < 0)
-		return command_fail_call(r, bundle);
+		return command_fail_index(r, bundle);
 	r = gc.command.json ? json_print(root) : print_text(&gc);
 	if (r)
 		return command_fail("%s", strerror(-r));

@@ -54,7 +54,7 @@ static int show(struct label *label, struct forebay_session *session)
 	int r = forebay_list_labels(session, arg[0], find, label);
 
 	if (r < 0)
-		return command_fail_call(r, arg[0]);
+		return command_fail_index(r, arg[0]);
 	if (!label->found)
 		return command_fail("%s: there is no label \"%s\"", arg[0], arg[1]);
 	printf("%" PRIu64 "\n", label->found);
@@ -81,7 +81,7 @@ static int run(struct label *label)
 	if (!set && !label->remove)
 		return show(label, session);
 	int r = forebay_label(session, arg[0], arg[1], expect, number);
-	return r < 0 ? command_fail_call(r, arg[0]) : EXIT_SUCCESS;
+	return r < 0 ? command_fail_index(r, arg[0]) : EXIT_SUCCESS;
 }
 
 int verb_label(int argc, char **argv)

@@ -134,11 +134,11 @@ static int collect_below(const struct ls *ls, struct forebay_session *session, c
 	int r = forebay_list_bundles(session, prefix, take_bundle, bundles);
 
 	if (r < 0)
-		return command_fail_call(r, *prefix ? prefix : NULL);
+		return command_fail_index(r, *prefix ? prefix : NULL);
 	for (size_t i = 0; ls->recursive && i < json_array_size(bundles); i++) {
 		r = fill_bundle(session, json_array_get(bundles, i));
 		if (r < 0 && r != -ENOENT) /* its last version was deleted meanwhile */
-			return command_fail_call(
+			return command_fail_index(
 				r, json_string_value(json_object_get(json_array_get(bundles, i), "name")));
 	}
 	return 0;
@@ -161,7 +161,7 @@ static int collect(struct ls *ls, struct forebay_session *session, json_t *bundl
 		r = collect_one(session, what, bundles);
 	ls->versions = ls->recursive || !r;
 	if (r != -ENOENT)
-		return r ? command_fail_call(r, what) : 0;
+		return r ? command_fail_index(r, what) : 0;
 	memcpy(prefix, what, len);
 	if (!is_folder)
 		prefix[len] = '/';

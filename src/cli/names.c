@@ -72,7 +72,7 @@ int names_resolve(struct forebay_session *session, const char *bundle, const cha
 	}
 	int r = forebay_list_labels(session, bundle, compare_label, &search);
 	if (r < 0)
-		return command_fail_call(r, bundle);
+		return command_fail_index(r, bundle);
 	if (!search.number)
 		return command_fail("%s@%s: there is no such label", bundle, version);
 	*ret = search.number;

@@ -77,5 +77,5 @@ int verb_retain(int argc, char **argv)
 		return EXIT_FAILURE;
 	int r = retain.set ? forebay_retain(session, retain.command.arg[0], retain.last, retain.every) :
 			     forebay_list_bundles(session, retain.command.arg[0], show, &retain);
-	return r < 0 ? command_fail_call(r, retain.command.arg[0]) : EXIT_SUCCESS;
+	return r < 0 ? command_fail_index(r, retain.command.arg[0]) : EXIT_SUCCESS;
 }

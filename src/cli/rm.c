@@ -30,5 +30,5 @@ int verb_rm(int argc, char **argv)
 	if (command_connect(&command, &session))
 		return EXIT_FAILURE;
 	int r = forebay_delete(session, bundle, number);
-	return r < 0 ? command_fail_call(r, command.arg[0]) : EXIT_SUCCESS;
+	return r < 0 ? command_fail_index(r, command.arg[0]) : EXIT_SUCCESS;
 }

@@ -70,7 +70,7 @@ static int run(struct verify *verify)
 		return COULD_NOT_RUN;
 	int found = forebay_verify(session, bundle, number, take_damage, verify, &bytes);
 	if (found < 0) {
-		command_fail_call(found, text);
+		command_fail_index(found, text);
 		return COULD_NOT_RUN;
 	}
 	if (verify->command.json && print_json(verify, bundle, bytes)) {

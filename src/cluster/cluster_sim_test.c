@@ -385,6 +385,34 @@ static void the_engine_may_die_and_return(void **state)
 	play(engine_death_story);
 }
 
+static int mute_engine_story(struct scene *s)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	struct meta *meta = cluster_meta(s->nodes[1].cluster);
+	struct view key = view_str(CLUSTER_GENERATION_KEY);
+	struct error e = { 0 };
+
+	silence(s, "n0", "n1", true);
+	uint64_t since_ns = s->world->now_ns;
+	EXPECT_CALL(meta_get(meta, key, &value, since_ns + 60 * NS_PER_S, &e), -EHOSTDOWN, &e);
+	EXPECT(s->world->now_ns <= since_ns + NOTICE_NS);
+	since_ns = s->world->now_ns;
+	for (int i = 0; i < 4; i++)
+		EXPECT_CALL(meta_get(meta, key, &value, since_ns + 60 * NS_PER_S, &e), -EHOSTDOWN, &e);
+	EXPECT(s->world->now_ns <= since_ns + 2 * NS_PER_S); /* one dial is waited for, not four */
+	EXPECT(strstr(e.text, "the node that serves the index cannot be reached: node n0: "));
+
+	silence(s, "n0", "n1", false);
+	pause_ms(s, PEER_SILENT_MS); /* the dial that fell silent is over */
+	EXPECT_CALL(meta_get(meta, key, &value, s->world->now_ns + 5 * NS_PER_S, &e), 0, &e);
+	return 0;
+}
+
+static void an_engine_that_does_not_answer_keeps_nobody_long(void **state)
+{
+	play(mute_engine_story);
+}
+
 /* ---- bulk ---- */
 
 struct fetch {
@@ -546,6 +574,7 @@ int main(void)
 		cmocka_unit_test(a_cut_connection_ends_its_calls_but_is_no_dead_node),
 		cmocka_unit_test(a_dead_peer_is_told_of_and_its_next_life_is_found),
 		cmocka_unit_test(the_engine_may_die_and_return),
+		cmocka_unit_test(an_engine_that_does_not_answer_keeps_nobody_long),
 		cmocka_unit_test(a_fetch_from_a_peer_that_falls_silent_ends_and_frees_its_span),
 		cmocka_unit_test(a_fetch_ends_at_its_deadline_and_frees_its_span),
 		cmocka_unit_test(a_fetch_whose_connection_is_cut_ends_and_the_next_one_succeeds),

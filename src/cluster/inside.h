@@ -23,8 +23,9 @@
 #define STRANGERS_MAX	 256   /* of them those that have not proven who they are; one more ends the oldest */
 #define MSG_TYPES_MAX	 128   /* numbers of messages are below */
 #define META_REMOTE_MS	 30000 /* for one request to a remote engine, whoever still waits for it */
-#define RECORD_READ_MS	 2000  /* for a record of which an older reading is at hand */
-#define SEND_AGAIN_MS	 5     /* until a queue that was full is tried again */
+#define ENGINE_MUTE_MS	 1000 /* for the answer to a dial of the engine's node, when it did not answer the one before */
+#define RECORD_READ_MS	 2000 /* for a record of which an older reading is at hand */
+#define SEND_AGAIN_MS	 5    /* until a queue that was full is tried again */
 
 static_assert(NODE_NAME_MAX == GREET_NODE_MAX && PEER_SILENT_MS == GREET_MS, "what net/ knows of this is so");
 
@@ -66,6 +67,7 @@ struct peer {
 	bool stale;	   /* and should be read again */
 	bool fixed;	   /* the address is configured */
 	bool down, news;   /* news: the watchers are still to be told */
+	bool mute;	   /* it is down since nothing came from it, neither an answer nor a refusal */
 	struct link control, bulk;
 };
 

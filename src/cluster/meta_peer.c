@@ -27,6 +27,8 @@ static int remote_call(struct cluster *cluster, struct meta_req *req, struct msg
 		return error_set(&req->error, r, "no memory to ask the meta engine");
 	r = peer_call(cluster->meta_peer, MSG_META, view_buf(&body), env_in_ms(cluster->env, META_REMOTE_MS), answer,
 		      &req->error);
+	if (r == -EHOSTDOWN || r == -ECONNREFUSED)
+		(void)error_prefix(&req->error, "the node that serves the index cannot be reached");
 	if (r)
 		return r;
 	if (msg_meta_reply_decode(view_buf(answer), ret) || ret->outcome > INT32_MAX)

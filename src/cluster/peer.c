@@ -225,7 +225,7 @@ static int link_start(struct link *link, struct error *e)
 	if (link->kind == GREET_CONTROL && peer->down && peer->heard)
 		logm(LOG_INFO, "peer.up", "peer=%s incarnation=%" PRIu64, peer_label(peer), peer->heard);
 	if (link->kind == GREET_CONTROL)
-		peer->down = false;
+		peer->down = peer->mute = false;
 	link->since_ns = env_now(env);
 	link_move(link, LINK_UP);
 	wake_all(&link->settled);
@@ -310,6 +310,7 @@ static void on_down(void *arg, int reason, const char *words)
 {
 	struct link *link = arg;
 
+	link->peer->mute = false;
 	link_lost(link, reason == -ERR_EVERSION ? reason : -EHOSTDOWN, words);
 }
 
@@ -332,7 +333,9 @@ static void on_no_answer(struct timer *timer)
 {
 	struct link *link = container_of(timer, struct link, timer);
 
-	link_lost(link, -EHOSTDOWN, link->state == LINK_DIALLING ? "cannot be reached" : "has not answered HELLO");
+	link->peer->mute = true;
+	link_lost(link, -EHOSTDOWN,
+		  link->state == LINK_DIALLING ? "cannot be reached" : "takes connections, but answers nothing");
 }
 
 static void link_dial(struct link *link, uint64_t until_ns)
@@ -360,6 +363,17 @@ static void link_dial(struct link *link, uint64_t until_ns)
 		peer_is_down(peer);
 }
 
+/*
+ * Whoever needs the engine asks it several things, one after the other. So when its node did not answer the dial before, this one is
+ * waited for by all of them together ENGINE_MUTE_MS; it goes on for PEER_SILENT_MS like any other.
+ */
+static uint64_t link_patience_ns(const struct link *link, uint64_t deadline_ns)
+{
+	uint64_t until_ns = link->since_ns + ENGINE_MUTE_MS * NS_PER_MS;
+
+	return link->peer->fixed && link->peer->mute && until_ns < deadline_ns ? until_ns : deadline_ns;
+}
+
 int link_ready(struct link *link, uint64_t deadline_ns, struct error *e)
 {
 	if (link->state == LINK_UP)
@@ -369,9 +383,11 @@ int link_ready(struct link *link, uint64_t deadline_ns, struct error *e)
 	if (link->state == LINK_IDLE)
 		link_dial(link, env_in_ms(link->peer->cluster->env, PEER_SILENT_MS));
 
-	uint64_t attempt = link->attempt;
+	uint64_t attempt = link->attempt, until_ns = link_patience_ns(link, deadline_ns);
 	while (link->attempt == attempt && (link->state == LINK_DIALLING || link->state == LINK_GREETING)) {
-		int r = wait_at(&link->settled, deadline_ns);
+		int r = wait_at(&link->settled, until_ns);
+		if (r == -ETIMEDOUT && until_ns < deadline_ns)
+			return error_set(e, link->failure.code, "%s", link->failure.text);
 		if (r)
 			return error_set(e, r, "node %s: %s", peer_label(link->peer),
 					 r == -ETIMEDOUT ? "not connected in time" : "cancelled");
@@ -408,6 +424,7 @@ static void on_pulse(struct timer *timer)
 	uint64_t heard = link_heard_ns(link);
 	uint64_t silent_at = heard + PEER_SILENT_MS * NS_PER_MS;
 	if (now >= silent_at) {
+		link->peer->mute = true;
 		link_end(link, -EHOSTDOWN, "has been silent for too long");
 		peer_is_down(link->peer);
 		return;
