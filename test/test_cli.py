@@ -11,6 +11,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,21 @@ def test_up_ends_what_it_started_on_ctrl_c(cluster):
     _, error = up.communicate(timeout=40)
     assert up.returncode == 1 and "interrupted" in error
     assert not cluster.daemons()
+
+
+def test_up_before_a_store_that_is_not_mounted_ends_as_soon_as_the_daemon_has_said_so(cluster):
+    cluster.up(2)
+    cluster.down()
+    (cluster.folder / "store").rename(cluster.folder / "disk")
+    (cluster.folder / "store").mkdir()
+    begun = time.monotonic()
+    error = cluster.up(status=1).stderr
+    assert time.monotonic() - begun < 30  # some 4, of which 3 are for names that a store shows late; before, 60
+    assert "has no object g/1: is it mounted?" in error and "not ready after" not in error
+    assert not cluster.daemons()
+    (cluster.folder / "store").rmdir()
+    (cluster.folder / "disk").rename(cluster.folder / "store")
+    cluster.up()
 
 
 def test_a_path_too_long_for_a_socket_is_refused(cluster):

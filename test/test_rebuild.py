@@ -113,6 +113,12 @@ def test_a_store_that_is_not_mounted_is_refused(tmp_path):
         for node in range(2):
             job.until(lambda: "is it mounted?" in refused(cluster, node), lambda: f"words: {refused(cluster, node)}")
             assert f"the store {cluster.store} has no object g/1" in refused(cluster, node)
+            with cluster.connect(node) as fb:
+                status = fb.status()
+            assert status["generation"] == 0 and "is it mounted?" in status["not_joined"]
+        assert "this node has not joined its cluster yet: " in cluster.forebay("status")
+        assert "is it mounted?" in json.loads(cluster.forebay("status", "--json"))["not_joined"]
+        assert "is it mounted?" in cluster.forebay("top", "--once")
         rebuilding = cluster.run("meta", "rebuild")
         assert rebuilding.returncode != 0 and "is it mounted?" in rebuilding.stderr
         cluster.kill()

@@ -288,6 +288,7 @@ struct forebay_status_events {
 	/* The index cannot be reached, and why; the nodes are those that the daemon knows from before. @node has the engine: "" as long as
 	 * it was never met; @unheard_ms as above. */
 	void (*index_lost)(void *arg, const char *node, const char *address, uint64_t unheard_ms, const char *words);
+	void (*not_joined)(void *arg, const char *words); /* why this node serves nothing else yet */
 };
 /* What the node's daemon sees: the cluster, its nodes, the saves that it takes part in, its counters. NULL members are skipped.
  * Whatever is down: within a few seconds. */

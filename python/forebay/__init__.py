@@ -175,6 +175,9 @@ class Session:
 
         and, when the index cannot be reached, so that the nodes are those that the daemon knows from before:
         "index_lost"  a dict of node, address, unheard_ms (None: never heard), words: the node with the engine, and why
+
+        and, when the node has not joined its cluster yet, so that it serves nothing else:
+        "not_joined"  why, in words
         """
         return _forebay.status(self._handle)
 

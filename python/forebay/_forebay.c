@@ -257,6 +257,16 @@ static void status_index_lost(void *arg, const char *node, const char *address, 
 	PyGILState_Release(state);
 }
 
+static void status_not_joined(void *arg, const char *words)
+{
+	struct collector *collector = &((struct status *)arg)->cluster;
+	PyGILState_STATE state = PyGILState_Ensure();
+
+	if (!collector->failed)
+		collect(collector, "not_joined", PyUnicode_FromString(words));
+	PyGILState_Release(state);
+}
+
 static void status_counter(void *arg, const char *name, uint64_t value)
 {
 	each_figure(&((struct status *)arg)->counters, name, value);
@@ -271,6 +281,7 @@ static PyObject *status(PyObject *module, PyObject *object)
 		.save = status_save,
 		.counter = status_counter,
 		.index_lost = status_index_lost,
+		.not_joined = status_not_joined,
 	};
 	_cleanup_(leave) struct handle *session = enter(object, SESSION);
 	if (!session)

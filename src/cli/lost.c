@@ -27,6 +27,16 @@ static void print_member(json_t *lost, const char *key)
 	text_print(stdout, text ? text : "?");
 }
 
+void not_joined_print(json_t *words)
+{
+	const char *text = json_string_value(words);
+
+	if (!text)
+		return;
+	text_print(stdout, text);
+	printf(".\n");
+}
+
 void index_lost_print(json_t *lost, const char *asked)
 {
 	json_t *unheard = json_object_get(lost, "unheard_ms");

@@ -32,6 +32,13 @@ static void take_index_lost(void *arg, const char *node, const char *address, ui
 	json_object_set_new(status->root, "index_lost", index_lost_json(node, address, unheard_ms, words));
 }
 
+static void take_not_joined(void *arg, const char *words)
+{
+	struct status *status = arg;
+
+	json_object_set_new(status->root, "not_joined", json_string(words));
+}
+
 static void take_node(void *arg, const struct forebay_node_info *node)
 {
 	struct status *status = arg;
@@ -110,6 +117,7 @@ static int print_tables(const struct status *status)
 	if (!json_integer_value(json_object_get(status->counters, "peers_prove_key")))
 		printf("; peers are not authenticated: no key is set");
 	putchar('\n');
+	not_joined_print(json_object_get(status->root, "not_joined"));
 	index_lost_print(json_object_get(status->root, "index_lost"), text_of(status, "node"));
 	putchar('\n');
 	int r = table_print(&status->node_table);
@@ -133,6 +141,7 @@ static int run(const struct command *command, struct status *status)
 		.save = take_save,
 		.counter = take_counter,
 		.index_lost = take_index_lost,
+		.not_joined = take_not_joined,
 	};
 	_cleanup_(cleanup_forebay_disconnect) struct forebay_session *session = NULL;
 

@@ -83,6 +83,11 @@ static void take_index_lost(void *arg, const char *node, const char *address, ui
 	json_object_set_new(arg, "index_lost", index_lost_json(node, address, unheard_ms, words));
 }
 
+static void take_not_joined(void *arg, const char *words)
+{
+	json_object_set_new(arg, "not_joined", json_string(words));
+}
+
 static void take_trace(void *arg, const struct forebay_trace *trace)
 {
 	const struct forebay_station *at = trace_last_station(trace);
@@ -109,6 +114,7 @@ static json_t *look(struct forebay_session *session)
 		.cluster = take_cluster,
 		.node = take_node,
 		.index_lost = take_index_lost,
+		.not_joined = take_not_joined,
 	};
 	json_t *picture = json_pack("{s:[], s:[], s:[]}", "nodes", "saves", "silent");
 	int r = picture ? forebay_status(session, &events, picture) : -ENOMEM;
@@ -262,6 +268,7 @@ static int print_picture(json_t *picture)
 		text_print(stdout, json_string_value(name));
 	}
 	putchar('\n');
+	not_joined_print(json_object_get(picture, "not_joined"));
 	index_lost_print(json_object_get(picture, "index_lost"), text_of(picture, "node"));
 	putchar('\n');
 	int r = print_nodes(picture);

@@ -229,7 +229,8 @@ static int stop_listing(void *arg, const struct forebay_bundle_info *bundle)
 	return 1;
 }
 
-/* Whether the node at @path serves and sees @nodes nodes. 0; -FOREBAY_EREBUILD; another failure: not yet, why in @words. */
+/* Whether the node at @path serves and sees @nodes nodes. 0; -FOREBAY_EREBUILD; -ENODEV: it never will, before the store that it has
+ * opened; another failure: not yet. Why in @words. */
 static int probe(struct node *node, const char *path, uint64_t nodes, char words[WORDS_MAX])
 {
 	struct forebay_connect_options connect = { .size = sizeof(connect),
@@ -334,6 +335,11 @@ static int look(struct up *up, char words[WORDS_MAX], uint64_t *ret_waiting, boo
 			return -1;
 		}
 		int r = node->ready || !path ? 0 : probe(node, path, up->place.nodes, words);
+		if (r == -ENODEV) {
+			hide_wait();
+			fail_node(up, i, words);
+			return -1;
+		}
 		node->ready = !r;
 		ready += !r;
 		if (r)

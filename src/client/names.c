@@ -348,13 +348,16 @@ static int tell_status(const struct msg_status_reply *m, const struct forebay_st
 	_cleanup_(cleanup_mem) char *words = view_dup(m->index_words);
 	_cleanup_(cleanup_mem) char *engine = view_dup(m->index_node);
 	_cleanup_(cleanup_mem) char *address = view_dup(m->index_address);
+	_cleanup_(cleanup_mem) char *not_joined = view_dup(m->not_joined);
 
-	if (!cluster || !node || !words || !engine || !address)
+	if (!cluster || !node || !words || !engine || !address || !not_joined)
 		return -ENOMEM;
 	if (events->cluster)
 		events->cluster(arg, cluster, node, m->generation);
 	if (events->index_lost && *words)
 		events->index_lost(arg, engine, address, m->index_unheard_ms, words);
+	if (events->not_joined && *not_joined)
+		events->not_joined(arg, not_joined);
 	int r = tell_nodes(m->nodes, events, arg);
 	if (!r)
 		r = tell_saves(m->saves, events, arg);

@@ -49,7 +49,8 @@ int daemon_ready(const struct daemon *daemon, struct error *e)
 	if (daemon->joined)
 		return 0;
 	/* other codes would be taken for an answer: a version that the engine does not know yet is not absent */
-	bool own = daemon->why.code == -ERR_EREBUILD || daemon->why.code == -ERR_EVERSION;
+	bool own = daemon->why.code == -ERR_EREBUILD || daemon->why.code == -ERR_EVERSION ||
+		   daemon->why.code == -ENODEV;
 	return error_set(e, own ? daemon->why.code : -EAGAIN, "this node has not joined its cluster yet: %s",
 			 daemon->why.code ? daemon->why.text : "it is just starting");
 }

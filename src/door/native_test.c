@@ -450,6 +450,7 @@ static void too_many_requests_at_once_are_refused(void)
 
 static void a_node_that_is_not_ready_says_why(void)
 {
+	struct msg_status_reply reply;
 	struct client c;
 
 	house.closed = true;
@@ -458,6 +459,8 @@ static void a_node_that_is_not_ready_says_why(void)
 	expect_failure(&c, -EAGAIN, "not joined");
 	say(&c, MSG_STATUS, (struct view){ 0 });
 	expect(&c, MSG_STATUS, FRAME_REPLY);
+	EXPECT_INT(msg_status_reply_decode(view_buf(&c.body), &reply), 0);
+	EXPECT(view_equal(reply.not_joined, view_str("the node has not joined yet")));
 	client_close(&c);
 }
 
@@ -472,6 +475,7 @@ static void status_names_the_cluster_its_nodes_and_counters(void)
 	EXPECT_INT(msg_status_reply_decode(view_buf(&c.body), &reply), 0);
 	EXPECT(view_equal(reply.cluster, view_str("bed")) && view_equal(reply.node, view_str("n0")));
 	EXPECT_INT(reply.nodes.count, BED_NODES);
+	EXPECT(!reply.not_joined.len);
 	EXPECT(reply.counters.count > 10);
 	client_close(&c);
 }

@@ -314,7 +314,7 @@ static int on_status(struct session *session, const struct request *request, str
 	_cleanup_(list_buf_fini) struct list_buf saves = { 0 };
 	_cleanup_(list_buf_fini) struct list_buf counters = { 0 };
 	struct node_info engine;
-	struct error why = { 0 };
+	struct error why = { 0 }, not_joined = { 0 };
 	int r = append_nodes(session, request, &nodes, &why);
 
 	if (!r)
@@ -322,6 +322,8 @@ static int on_status(struct session *session, const struct request *request, str
 	if (!r)
 		r = append_counters(session, &counters);
 	cluster_engine(options->cluster, &engine);
+	if (options->ready)
+		(void)options->ready(options->arg, &not_joined);
 	const struct msg_status_reply reply = {
 		.node = view_str(cluster_node(options->cluster)),
 		.cluster = view_str(cluster_id(options->cluster)),
@@ -333,6 +335,7 @@ static int on_status(struct session *session, const struct request *request, str
 		.index_node = view_str(engine.name),
 		.index_address = view_str(engine.address),
 		.index_unheard_ms = engine.unheard_ms,
+		.not_joined = view_str(not_joined.text),
 	};
 	return r ? r : msg_status_reply_encode(&reply, answer);
 }

@@ -180,10 +180,12 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 	F(str, http) F(u32, clients) F(u64, captured_bytes) F(u64, copied_bytes) F(u64, uploaded_bytes) F(u64, read_bytes) \
 	F(u32, clients_stopped) F(u32, silent) F(u64, unheard_ms) /* silent: up, and said nothing of itself in time */
 #define ELEM_save_status(F) F(u64, save_id) F(str, group) F(str, bundle) F(u64, step) F(str, state) F(u64, bytes)
-/* index_words: not empty when the index cannot be reached, why; then the node with its engine, which may not have said its name yet. */
+/* index_words: not empty when the index cannot be reached, why; then the node with its engine, which may not have said its name yet.
+ * not_joined: why this node serves nothing else yet, or "". */
 #define MSG_status_reply(F)                                                                                            \
 	F(str, node) F(str, cluster) F(u32, generation) F(list, nodes) F(list, saves) F(list, counters)                \
-	F(str, index_words) F(str, index_node) F(str, index_address) F(u64, index_unheard_ms)
+	F(str, index_words) F(str, index_node) F(str, index_address) F(u64, index_unheard_ms) \
+	F(str, not_joined)
 
 #define MSG_verify(F)	    F(str, bundle) F(u64, number)
 #define ELEM_damage(F)	    F(str, object) F(str, item) F(u64, block) F(str, words)
