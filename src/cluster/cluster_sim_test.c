@@ -190,6 +190,46 @@ static void start_caller(struct scene *s, struct caller *caller, struct nursery 
 	EXPECT_INT(s->nodes[1].holding, 1);
 }
 
+/* ---- names ---- */
+
+struct renamed {
+	struct scene *s;
+	char name[16];
+	int result;
+};
+
+static int call_renamed(void *arg)
+{
+	struct renamed *renamed = arg;
+	struct node *node = &renamed->s->nodes[1];
+
+	renamed->result = cluster_call(node->cluster, renamed->name, MSG_ECHO, view_str("x"),
+				       env_in_ms(node->env, 10000), NULL, NULL);
+	return 0;
+}
+
+static int renaming_story(struct scene *s)
+{
+	struct renamed renamed = { .s = s, .name = "n2" };
+	struct nursery nursery;
+
+	nursery_init(&nursery, s->world->loop);
+	silence(s, "n0", "n1", true); /* where the record of n2 is to be read */
+	EXPECT_INT(fiber_start(&nursery, "renamed", call_renamed, &renamed), 0);
+	pause_ms(s, 100);
+	memcpy(renamed.name, "xx", 3);
+	silence(s, "n0", "n1", false);
+	EXPECT_INT(nursery_wait(&nursery, s->world->now_ns + 20 * NS_PER_S), 0);
+	nursery_fini(&nursery);
+	EXPECT_INT(renamed.result, 0);
+	return 0;
+}
+
+static void the_name_of_whom_it_calls_need_not_outlast_the_call(void **state)
+{
+	play(renaming_story);
+}
+
 /* ---- silence ---- */
 
 static int silence_story(struct scene *s)
@@ -567,6 +607,7 @@ static void the_holder_may_die_in_the_middle_of_a_fetch(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_name_of_whom_it_calls_need_not_outlast_the_call),
 		cmocka_unit_test(a_silent_peer_is_noticed_in_time_and_told_of_once),
 		cmocka_unit_test(a_silent_peer_whose_connection_breaks_is_noticed_as_soon),
 		cmocka_unit_test(silence_in_one_direction_is_noticed_too),

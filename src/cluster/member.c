@@ -133,14 +133,16 @@ int peer_get(struct cluster *cluster, const char *name, uint64_t deadline_ns, st
 	if (!node_name_is_valid(name))
 		return error_set(e, -EINVAL, "\"%.80s\" is no name of a node", name);
 	bool at_hand = peer && peer->known;
+	char own[NODE_NAME_MAX + 1]; /* while it waits, the caller's may become another */
+	snprintf(own, sizeof(own), "%s", name);
 	uint64_t soon_ns = env_in_ms(cluster->env, RECORD_READ_MS);
-	int r = record_read(cluster, name, &value, at_hand && soon_ns < deadline_ns ? soon_ns : deadline_ns, e);
+	int r = record_read(cluster, own, &value, at_hand && soon_ns < deadline_ns ? soon_ns : deadline_ns, e);
 	if (r == -ENOENT)
-		return error_set(e, r, "there is no node %s in the cluster", name);
+		return error_set(e, r, "there is no node %s in the cluster", own);
 	if (r && (!at_hand || r == -ECANCELED))
 		return r;
 	if (!r)
-		r = peer_learn_named(cluster, name, view_buf(&value), &peer, e);
+		r = peer_learn_named(cluster, own, view_buf(&value), &peer, e);
 	else
 		r = 0; /* the engine does not answer: what was read before may still be right */
 	if (!r)
