@@ -160,11 +160,8 @@ struct mgroup *mgroup_obtain(struct groups *groups, struct view tenant, struct v
 	}
 	group = mgroup_new(groups, tenant, name, incarnation);
 	if (group)
-		group->coordinator = strdup(coordinator);
-	if (!group || group->coordinator)
-		return group;
-	mgroup_put(group);
-	return NULL;
+		snprintf(group->coordinator, sizeof(group->coordinator), "%s", coordinator);
+	return group;
 }
 
 static int check_join(const struct msg_join *join, struct error *e)
@@ -397,7 +394,10 @@ int group_join(struct groups *groups, struct view tenant, const struct msg_join 
 	if (r)
 		return r;
 
-	group->epoch = ret_reply->epoch;
+	if (ret_reply->epoch >= group->epoch) {
+		group->epoch = ret_reply->epoch;
+		snprintf(group->coordinator, sizeof(group->coordinator), "%s", node);
+	}
 	group->n_expected = ret_reply->here;
 	rank->magic = RANK_MAGIC;
 	rank->group = group;

@@ -232,9 +232,11 @@ struct mgroup {
 	uint32_t refs;
 	struct groups *groups;
 	struct share *share; /* its tenant's */
-	char *tenant, *name, *coordinator;
+	char *tenant, *name;
+	char coordinator[NODE_NAME_MAX + 1]; /* where ranks joined last, */
+	uint64_t epoch;			     /* and its epoch */
 	struct buf key;
-	uint64_t incarnation, epoch;
+	uint64_t incarnation;
 	struct list ranks;	  /* struct rank, in order of their numbers */
 	uint32_t n_ranks, n_gone; /* here; gone, and not joined again */
 	uint32_t n_expected;	  /* that the coordinator counts here: some may not have heard of it yet */

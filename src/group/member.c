@@ -56,7 +56,6 @@ void mgroup_put(struct mgroup *group)
 	buf_fini(&group->key);
 	free(group->tenant);
 	free(group->name);
-	free(group->coordinator);
 	free(group);
 }
 
@@ -101,7 +100,6 @@ void msave_put(struct msave *save)
 	buf_fini(&save->kept);
 	buf_fini(&save->attributes);
 	free(save->bundle);
-	free(save->coordinator);
 	free(save);
 }
 
@@ -256,9 +254,9 @@ struct msave *msave_new(struct mgroup *group, struct view bundle, uint64_t step,
 	save->step = step;
 	save->epoch = group->epoch;
 	save->bundle = view_dup(bundle);
-	save->coordinator = strdup(coordinator);
+	snprintf(save->coordinator, sizeof(save->coordinator), "%s", coordinator);
 	save->refs++;
-	if (!save->bundle || !save->coordinator || fiber_start(&groups->flows, "watch", watch_save, save)) {
+	if (!save->bundle || fiber_start(&groups->flows, "watch", watch_save, save)) {
 		save->refs--;
 		msave_put(save);
 		return NULL;

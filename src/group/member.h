@@ -75,7 +75,8 @@ struct msave {
 	struct list link, group_link;
 	struct groups *groups;
 	struct mgroup *group;
-	char *bundle, *coordinator;
+	char *bundle;
+	char coordinator[NODE_NAME_MAX + 1];
 	uint64_t step, save_id, parent, epoch; /* epoch: the highest of a coordinator that spoke of it */
 	uint32_t copies, policy, flags;
 	struct buf attributes;

@@ -24,12 +24,7 @@ static bool is_undisturbed(const struct msave *save)
 
 void msave_adopt(struct msave *save, const char *node, uint64_t epoch)
 {
-	char *name = strcmp(save->coordinator, node) ? strdup(node) : NULL;
-
-	if (name) {
-		free(save->coordinator);
-		save->coordinator = name;
-	}
+	snprintf(save->coordinator, sizeof(save->coordinator), "%s", node);
 	save->epoch = epoch;
 	save->orphan = false;
 }
