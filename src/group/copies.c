@@ -22,7 +22,7 @@ static bool holds(const struct block_report *report, size_t node)
 	return false;
 }
 
-static void add_holder(struct csave *save, struct block_report *report, size_t node)
+void save_add_holder(const struct csave *save, struct block_report *report, size_t node)
 {
 	if (report->n_holders < PLAN_COPIES_MAX && !save->nodes[node].lost && !holds(report, node))
 		report->holders[report->n_holders++] = (uint32_t)node;
@@ -40,10 +40,10 @@ void save_begin_holders(struct csave *save)
 		report->n_holders = 0;
 		if (report->flags & FILLED_ZERO)
 			continue;
-		add_holder(save, report, recipe->rank_node[report->rank]);
+		save_add_holder(save, report, recipe->rank_node[report->rank]);
 		for (uint32_t k = 0; k < recipe->copies && !report->conflict; k++)
 			if (!k || block->holder_rank[k] != SAVE_COPIED)
-				add_holder(save, report, block->holder[k]);
+				save_add_holder(save, report, block->holder[k]);
 	}
 }
 
@@ -205,7 +205,7 @@ static int take_made(struct csave *save, size_t node, struct list_view made, siz
 			continue;
 		++*n_made;
 		save->sent_bytes += recipe->plan.blocks[number.v].bytes;
-		add_holder(save, report, node);
+		save_add_holder(save, report, node);
 	}
 	return r;
 }

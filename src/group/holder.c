@@ -269,36 +269,53 @@ static int extra_block(struct msave *save, uint32_t bytes, struct block **ret, s
 	return store_blocks_new(save->group->share->store, &ask, env_in_ms(save->groups->env, EXTRA_ROOM_MS), ret, e);
 }
 
-/* Where nothing was reserved for the block, or its span has something else, it takes room now if there is any. */
+/* It came before: it is ordered again, by a coordinator that did not hear of it, or by two at once. */
+static bool is_made(const struct msave *save, struct block *const *place, const struct elem_g_copy *copy)
+{
+	const struct block *block = place ? *place : NULL;
+
+	return find_extra(save, copy->block) ||
+	       (block && block->indexed && digest_equal(&block->digest, &copy->digest));
+}
+
+/* What has arrived in @fresh, or in the place itself, is the block. */
+static int take_copy(struct msave *save, const struct elem_g_copy *copy, struct block **place, struct block **fresh)
+{
+	if (save->state == SAVE_FAILED)
+		return -ECANCELED;
+	if (is_made(save, place, copy))
+		return 0;
+	if (*fresh && place) {
+		block_unpin(*place);
+		*place = TAKE(*fresh);
+	}
+	int r = msave_index(place ? place : fresh, &copy->digest, copy->crc);
+	return r || place ? r : add_extra(save, copy->block, fresh);
+}
+
+/* Where nothing was reserved for the block, it takes room now if there is any. */
 static int make_copy(struct crew *crew, const struct copy *copy, struct error *e)
 {
 	struct msave *save = crew->save;
 	struct block **place = planned_place(save, &copy->block), *fresh = NULL;
 	int r = 0;
 
-	if (find_extra(save, copy->block.block))
+	if (is_made(save, place, &copy->block))
 		return 0;
-	if (place && *place && (*place)->indexed && digest_equal(&(*place)->digest, &copy->block.digest))
-		return 0; /* ordered again: its coordinator did not hear that it came */
-	if (!place || !*place || (*place)->indexed)
+	if (place && *place &&
+	    (*place)->indexed) { /* of a replica that diverged: nobody shall take it for what was saved */
+		block_unpin(*place);
+		*place = NULL;
+	}
+	if (!place || !*place)
 		r = extra_block(save, copy->block.bytes, &fresh, e);
 	if (r)
 		return r;
 	struct block *target = fresh ? fresh : *place;
 	block_pin(target); /* the save may fail and drop its own pin while bytes arrive */
 	r = fetch_into(crew, copy, target, e);
-	if (!r && save->state == SAVE_FAILED)
-		r = -ECANCELED;
-	if (!r && fresh && place) {
-		block_unpin(*place);
-		*place = TAKE(fresh);
-	}
-	if (!r && place)
-		r = msave_index(place, &copy->block.digest, copy->block.crc);
-	else if (!r)
-		r = msave_index(&fresh, &copy->block.digest, copy->block.crc);
-	if (!r && !place)
-		r = add_extra(save, copy->block.block, &fresh);
+	if (!r)
+		r = take_copy(save, &copy->block, place, &fresh);
 	block_unpin(target);
 	block_unpin(fresh);
 	return r;

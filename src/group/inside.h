@@ -376,6 +376,8 @@ int save_block_lost(const struct csave *save, size_t block, struct error *e);
 
 /* From what was reported: whose copies count. */
 void save_begin_holders(struct csave *save);
+/* The node has a copy that counts, unless it is lost, or counts already. */
+void save_add_holder(const struct csave *save, struct block_report *report, size_t node);
 void save_forget_lost(struct csave *save); /* among the holders */
 /*
  * What @node answers that was ordered to make copies: of which blocks, so many that are new, and who sent them. -EPROTO naming the node when

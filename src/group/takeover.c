@@ -379,10 +379,7 @@ static int take_held(struct csave *save, size_t node, struct view answer)
 	while (!r && (r = elem_u32_next(&held.numbers, &number)) == 0) {
 		if (number.v >= save->recipe->plan.n_blocks)
 			return -EPROTO;
-		struct block_report *report = &save->reports[number.v];
-
-		if (report->n_holders < PLAN_COPIES_MAX)
-			report->holders[report->n_holders++] = (uint32_t)node;
+		save_add_holder(save, &save->reports[number.v], node);
 	}
 	return r == 1 ? 0 : r;
 }

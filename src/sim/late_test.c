@@ -108,10 +108,182 @@ static void ranks_that_join_the_same_run_again_speak_to_the_coordinator_of_now(v
 	crowd_play(1, 3, 16 * MIB, again_story);
 }
 
+/* ---- a block that is ordered twice ---- */
+
+enum { SAVE_ID = 77, INCARNATION = 9, STEP = 9 };
+#define SENDING_RATE UINT64_C(1000000) /* bytes per s: the block is 4 s on its way */
+#define COPY_MS	     60000
+
+static int keep_in_memory(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+
+	return crowd_save(rank, "source", 1, NULL, &item, 1, NULL);
+}
+
+static struct groups *groups_on(struct crowd *crowd, unsigned node)
+{
+	return daemon_groups(crowd->nodes[node].daemon);
+}
+
+/* As a coordinator on n1 says it to n2. */
+static int say(struct crowd *crowd, enum msg_type type, struct buf *body, int encoded, struct buf *answer)
+{
+	struct groups *groups = groups_on(crowd, 1);
+
+	assert_int_equal(encoded, 0);
+	int r = cluster_call(groups->cluster, "n2", type, view_buf(body), env_in_ms(groups->env, COPY_MS), answer,
+			     NULL);
+	buf_fini(body);
+	return r;
+}
+
+/* How many copies were made. */
+static uint32_t order_copy_of(struct crowd *crowd, const uint8_t *content)
+{
+	_cleanup_(list_buf_fini) struct list_buf nodes = { 0 };
+	_cleanup_(list_buf_fini) struct list_buf blocks = { 0 };
+	const struct elem_name source = { .name = view_str("n1") };
+	const struct elem_g_copy block = { .digest = digest_of(content, BYTES),
+					   .bytes = BYTES,
+					   .crc = crc32c(0, content, BYTES) };
+	struct buf body = { 0 }, answer = { 0 };
+	struct msg_g_copy_reply reply;
+
+	assert_int_equal(elem_name_append(&nodes, &source), 0);
+	assert_int_equal(elem_g_copy_append(&blocks, &block), 0);
+	const struct msg_g_copy copy = { .save_id = SAVE_ID,
+					 .nodes = list_buf_view(&nodes),
+					 .blocks = list_buf_view(&blocks),
+					 .epoch = 1,
+					 .tenant = view_str(TENANT),
+					 .group = view_str("twice"),
+					 .incarnation = INCARNATION,
+					 .bundle = view_str("twice"),
+					 .step = STEP };
+	assert_int_equal(say(crowd, MSG_G_COPY, &body, msg_g_copy_encode(&copy, &body), &answer), 0);
+	assert_int_equal(msg_g_copy_reply_decode(view_buf(&answer), &reply), 0);
+	buf_fini(&answer);
+	return reply.made.count;
+}
+
+static int order_copy(void *arg)
+{
+	assert_int_equal(order_copy_of(arg, bytes), 1);
+	return 0;
+}
+
+/* The node has room for the copy, as the plan has it. */
+static void plan_copy(struct crowd *crowd)
+{
+	_cleanup_(list_buf_fini) struct list_buf receives = { 0 };
+	const struct elem_g_receive receive = { .bytes = BYTES };
+	struct buf body = { 0 }, answer = { 0 };
+
+	assert_int_equal(elem_g_receive_append(&receives, &receive), 0);
+	const struct msg_g_reserve reserve = { .tenant = view_str(TENANT),
+					       .group = view_str("twice"),
+					       .incarnation = INCARNATION,
+					       .save_id = SAVE_ID,
+					       .bundle = view_str("twice"),
+					       .step = STEP,
+					       .plan = 1,
+					       .receives = list_buf_view(&receives),
+					       .queue = 1,
+					       .room_ms = COPY_MS,
+					       .epoch = 1 };
+	const struct msg_g_capture capture = { .save_id = SAVE_ID, .epoch = 1 };
+	const struct msg_g_stage stage = { .save_id = SAVE_ID, .stage = SAVE_CAPTURED, .epoch = 1 };
+	assert_int_equal(say(crowd, MSG_G_RESERVE, &body, msg_g_reserve_encode(&reserve, &body), &answer), 0);
+	assert_int_equal(say(crowd, MSG_G_CAPTURE, &body, msg_g_capture_encode(&capture, &body), &answer), 0);
+	assert_int_equal(say(crowd, MSG_G_STAGE, &body, msg_g_stage_encode(&stage, &body), NULL), 0);
+	buf_fini(&answer);
+}
+
+static void end_copy(struct crowd *crowd)
+{
+	const struct msg_g_stage stage = { .save_id = SAVE_ID, .stage = SAVE_FAILED, .code = ERR_ENODE, .epoch = 1 };
+	struct buf body = { 0 };
+
+	assert_int_equal(say(crowd, MSG_G_STAGE, &body, msg_g_stage_encode(&stage, &body), NULL), 0);
+}
+
+/* How many blocks the node says that it holds. */
+static uint32_t count_held(struct crowd *crowd)
+{
+	const struct msg_save_id id = { .save_id = SAVE_ID, .epoch = 1 };
+	struct buf body = { 0 }, answer = { 0 };
+	struct msg_numbers held;
+
+	assert_int_equal(say(crowd, MSG_G_HELD, &body, msg_save_id_encode(&id, &body), &answer), 0);
+	assert_int_equal(msg_numbers_decode(view_buf(&answer), &held), 0);
+	buf_fini(&answer);
+	return held.numbers.count;
+}
+
+/* One order is under way still when the other comes: one coordinator was overtaken by another, and does not know it yet. */
+static int twice_story(struct crowd *crowd, bool planned)
+{
+	const struct crowd_job source = { "source", "0", 1, .first_node = 1, .live = keep_in_memory };
+	struct nursery nursery;
+
+	nursery_init(&nursery, crowd->world->loop);
+	crowd_work(crowd, &source);
+	if (planned)
+		plan_copy(crowd);
+	sim_env(crowd->nodes[1].env)->rate_bytes_per_s = SENDING_RATE;
+	assert_int_equal(fiber_start(&nursery, "first", order_copy, crowd), 0);
+	assert_int_equal(fiber_start(&nursery, "second", order_copy, crowd), 0);
+	assert_int_equal(nursery_wait(&nursery, FOREVER), 0);
+	nursery_fini(&nursery);
+	assert_int_equal(count_held(crowd), 1);
+	end_copy(crowd);
+	return 0;
+}
+
+static int twice_planned_story(struct crowd *crowd)
+{
+	return twice_story(crowd, true);
+}
+
+static int twice_unplanned_story(struct crowd *crowd)
+{
+	return twice_story(crowd, false);
+}
+
+static void a_copy_that_two_coordinators_order_at_once_is_made_once(void **state)
+{
+	crowd_play(1, 3, 32 * MIB, twice_planned_story);
+	crowd_play(2, 3, 32 * MIB, twice_unplanned_story);
+}
+
+/* The node's replica is another than the one that is saved, and that one cannot be had. */
+static int diverged_story(struct crowd *crowd)
+{
+	const struct crowd_job source = { "source", "0", 1, .first_node = 1, .live = keep_in_memory };
+	static const uint8_t others[BYTES];
+
+	crowd_work(crowd, &source);
+	plan_copy(crowd);
+	assert_int_equal(order_copy_of(crowd, bytes), 1);
+	assert_int_equal(count_held(crowd), 1);
+	assert_int_equal(order_copy_of(crowd, others), 0);
+	assert_int_equal(count_held(crowd), 0);
+	end_copy(crowd);
+	return 0;
+}
+
+static void a_replica_that_diverged_is_not_held_for_what_was_saved(void **state)
+{
+	crowd_play(1, 3, 32 * MIB, diverged_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_that_join_the_same_run_again_speak_to_the_coordinator_of_now),
+		cmocka_unit_test(a_copy_that_two_coordinators_order_at_once_is_made_once),
+		cmocka_unit_test(a_replica_that_diverged_is_not_held_for_what_was_saved),
 	};
 	fill_bytes();
 	return cmocka_run_group_tests(tests, NULL, NULL);

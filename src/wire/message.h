@@ -261,7 +261,7 @@ const char *msg_type_name(unsigned type); /* "JOIN", or "?" */
 #define MSG_g_copy(F)                                                                                          \
 	F(u64, save_id) F(list, nodes) F(list, blocks) F(u64, epoch) F(str, tenant) F(str, group) F(u64, incarnation) \
 	F(str, bundle) F(u64, step)
-#define MSG_numbers(F)	       F(list, numbers) /* of u32, rising */
+#define MSG_numbers(F)	       F(list, numbers) /* of u32 */
 /* made: numbers of the blocks that came, u32. sources: what came from each node of the order's, and how long something was on its way. */
 #define ELEM_g_source(F)       F(u32, node) F(u64, bytes) F(u64, busy_ns)
 #define MSG_g_copy_reply(F)    F(list, made) F(list, sources)
