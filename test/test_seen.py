@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -483,6 +484,21 @@ def test_status_top_and_why_answer_without_the_index(cluster, how):
         offer(1, 2)
         half.durable.wait(2 * LIMIT_S)
         wait_until(lambda: "index_lost" not in ends[0].status(), LIMIT_S, "the index is back")
+
+
+def test_a_daemon_without_files_to_open_says_so_and_takes_who_waits_later(cluster):
+    cluster.up(1)
+    (pid,) = cluster.pids()
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    lines = lambda: [one for one in (cluster.folder / "node-0" / "log").read_text().splitlines() if " net.not-accepted " in one]  # noqa: E731
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(cluster.run, "ls")
+        wait_until(lines, LIMIT_S, "the log")
+        assert "Too many open files" in lines()[0] and f"address=unix:{cluster.socket()} " in lines()[0] and not waiting.done()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        waiting.result(LIMIT_S)
+    assert len(lines()) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -23,6 +23,7 @@
 #define META_LEASES_MAX	      65536		   /* leases whose end is remembered */
 #define META_LEASES_FEW	      64		   /* among so many no ended ones are looked for */
 #define META_MEND_RETRY_MS    1000		   /* between two attempts to move the index to a new file */
+#define META_TOLD_MS	      10000		   /* between two lines in the log that it cannot be written */
 
 #define LMDB_RECORD_HEAD 4 /* CRC32C of key and value, before the value */
 
@@ -63,6 +64,7 @@ struct lmdb {
 	int broken;	   /* the batch's: 0, or LMDB's error after which nothing is written to this file any more */
 	bool stuck; /* the batch's: LMDB was left in the middle of a write: nothing is written until the process ends */
 	uint64_t mended_ns;    /* the batch's: when that was tried last; 0: never */
+	uint64_t told_ns;      /* the batch's: when the log was told last that a write has failed; 0: never */
 	pthread_rwlock_t swap; /* held for reading while a read uses `db`, for writing while another takes its place */
 	bool swappable;	       /* `swap` is initialised */
 	uint64_t map_bytes;

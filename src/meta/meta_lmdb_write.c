@@ -352,6 +352,11 @@ static void fail(struct lmdb *l, struct meta_req *req, int rc)
 					    "writing");
 }
 
+static void tell_not_written(const struct error *e)
+{
+	logm(LOG_ERROR, "meta.index-not-written", "words=\"%s\"", e->text);
+}
+
 /* 0: the index may be written. Tried now and then, since it reads and writes all of it. */
 static int mend(struct lmdb *l)
 {
@@ -363,10 +368,19 @@ static int mend(struct lmdb *l)
 	l->mended_ns = l->batch.now_ns;
 	int rc = lmdb_mend(l, &e);
 	if (rc)
-		logm(LOG_ERROR, "meta.index-not-written", "words=\"%s\"", e.text);
+		tell_not_written(&e);
 	else
 		logm(LOG_WARN, "meta.index-moved", "index=%s words=\"%s\"", l->path, mdb_strerror(was));
 	return rc ? was : 0;
+}
+
+/* Of a write that may succeed the next time; most often there is no space. What breaks the file is mend()'s to tell. */
+static void tell_of_write(struct lmdb *l, const struct meta_req *req)
+{
+	if (l->broken || (l->told_ns && l->batch.now_ns - l->told_ns < META_TOLD_MS * NS_PER_MS))
+		return;
+	l->told_ns = l->batch.now_ns;
+	tell_not_written(&req->error);
 }
 
 void lmdb_batch_run(struct job *job)
@@ -382,8 +396,10 @@ void lmdb_batch_run(struct job *job)
 	for (unsigned i = 0; rc && i < batch->n; i++) {
 		int own = l->broken ? l->broken : batch->n == 1 ? rc : attempt_run(l, i, i + 1);
 
-		if (own)
-			fail(l, batch->reqs[i], own);
+		if (!own)
+			continue;
+		fail(l, batch->reqs[i], own);
+		tell_of_write(l, batch->reqs[i]);
 	}
 	if (rc)
 		(void)mend(l); /* without it reads fail, too, once a head could not be written */

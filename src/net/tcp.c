@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/counter.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "net/conn.h"
 
 #define LISTENER_MAGIC	UINT32_C(0x6574734c) /* "Lste" */
@@ -21,8 +22,9 @@
 #define FRAMES_A_SEND	16		     /* gathered into one call */
 #define EARLY_BYTES	4096		     /* read ahead of frames */
 #define ACCEPTS_A_TURN	64
-#define ACCEPT_AGAIN_MS 100  /* after a failure such as EMFILE: nothing else would wake the listener */
-#define LINGER_MS	2000 /* how long last words may take */
+#define ACCEPT_AGAIN_MS 100   /* after a failure such as EMFILE */
+#define ACCEPT_TOLD_MS	10000 /* between two lines in the log that say so */
+#define LINGER_MS	2000  /* how long last words may take */
 
 struct out_frame {
 	struct list link;
@@ -562,6 +564,7 @@ struct net_listener {
 	bool accepting; /* accept_all() runs, and frees a listener that is closed meanwhile */
 	struct task work;
 	struct timer again;
+	uint64_t told_ns; /* when the log was told last that nobody can be accepted; 0: never */
 };
 
 static void listener_free(struct net_listener *listener)
@@ -593,6 +596,25 @@ static int accept_one(struct net_listener *listener)
 	return 0;
 }
 
+/* Those who connect hear nothing of it: they wait. */
+static void tell_not_accepted(struct net_listener *listener, int r)
+{
+	uint64_t now_ns = env_now(listener->env);
+
+	if (listener->told_ns && now_ns - listener->told_ns < ACCEPT_TOLD_MS * NS_PER_MS)
+		return;
+	listener->told_ns = now_ns;
+	logm(LOG_WARN, "net.not-accepted", "address=%s words=\"%s\"", net_listener_address(listener), error_meaning(r));
+}
+
+/* Nothing else would wake the listener. */
+static void accept_later(struct net_listener *listener, int r)
+{
+	tell_not_accepted(listener, r);
+	if (timer_arm(listener->env->loop, &listener->again, env_in_ms(listener->env, ACCEPT_AGAIN_MS)))
+		loop_post(listener->env->loop, &listener->work);
+}
+
 static void accept_all(struct task *task)
 {
 	struct net_listener *listener = container_of(task, struct net_listener, work);
@@ -608,9 +630,8 @@ static void accept_all(struct task *task)
 		listener_free(listener);
 	else if (!r)
 		loop_post(loop, &listener->work);
-	else if (r != -EAGAIN && r != -ESHUTDOWN &&
-		 timer_arm(loop, &listener->again, env_in_ms(listener->env, ACCEPT_AGAIN_MS)))
-		loop_post(loop, &listener->work);
+	else if (r != -EAGAIN && r != -ESHUTDOWN)
+		accept_later(listener, r);
 }
 
 static void accept_ready(void *arg)
