@@ -302,8 +302,8 @@ static int make_copy(struct crew *crew, const struct copy *copy, struct error *e
 
 	if (is_made(save, place, &copy->block))
 		return 0;
-	if (place && *place &&
-	    (*place)->indexed) { /* of a replica that diverged: nobody shall take it for what was saved */
+	bool diverged = place && *place && (*place)->indexed;
+	if (diverged) { /* nobody shall take it for what was saved */
 		block_unpin(*place);
 		*place = NULL;
 	}

@@ -400,6 +400,20 @@ static void lose_silent(struct csave *save)
 				save_lose_node(save, node, "it is down");
 }
 
+/* A node that has no part in the save and holds nothing of it may hold copies from now on. */
+static int take_answer(struct csave *save, const struct fan_call *call)
+{
+	size_t node = call->index;
+	bool has_part = save_takes_part(save, node);
+
+	if (call->result == -ENOENT && has_part)
+		save_lose_node(save, node, "it was started anew");
+	else if (call->result && call->result != -ENOENT)
+		save_lose_node(save, node, call->error.text);
+	save->nodes[node].joined = !call->result && !has_part;
+	return call->result ? 0 : take_held(save, node, view_buf(&call->answer));
+}
+
 static int ask_holders(struct csave *save)
 {
 	const struct recipe *recipe = save->recipe;
@@ -419,16 +433,8 @@ static int ask_holders(struct csave *save)
 	}
 	if (!r)
 		fan_tell(groups, MSG_G_HELD, calls, n, env_in_ms(groups->env, SETTLE_MS));
-	for (size_t i = 0; !r && i < n; i++) {
-		size_t node = calls[i].index;
-
-		if (calls[i].result)
-			save_lose_node(save, node,
-				       calls[i].result == -ENOENT ? "it was started anew" : calls[i].error.text);
-		else
-			r = take_held(save, node, view_buf(&calls[i].answer));
-		save->nodes[node].joined = !calls[i].result && !save_takes_part(save, node);
-	}
+	for (size_t i = 0; !r && i < n; i++)
+		r = take_answer(save, &calls[i]);
 	fan_free(calls, recipe->n_nodes);
 	return r;
 }

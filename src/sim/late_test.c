@@ -278,12 +278,64 @@ static void a_replica_that_diverged_is_not_held_for_what_was_saved(void **state)
 	crowd_play(1, 3, 32 * MIB, diverged_story);
 }
 
+/* ---- a holder that is lost together with the coordinator that it is ---- */
+
+static struct crowd *losing;
+static unsigned n_staged;
+static bool was_short; /* of copies, when it was staged */
+
+static void lose_at_kept(enum point point)
+{
+	const struct map *coordinated = &groups_on(losing, 2)->coordinated;
+
+	if (point == POINT_SAVE_KEPT && !coordinated->n)
+		cut_off(losing, "n1", true);
+	if (point != POINT_SAVE_STAGED || !coordinated->n)
+		return;
+	const struct cgroup *group = map_value(map_first(coordinated));
+	was_short = list_entry(group->saves.next, struct csave, link)->short_of_copies;
+	n_staged++;
+}
+
+static int save_replica(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	const struct core_save_options twice = { .copies = 2 };
+	int r = crowd_save(rank, "held", 1, &twice, &item, 1, NULL);
+
+	if (rank->number) /* the other one hears nothing, as long as its node is cut off */
+		cut_off(losing, "n1", false);
+	return rank->number ? r : 0;
+}
+
+static int held_story(struct crowd *crowd)
+{
+	const struct crowd_job before = { "held", "before", 1, .first_node = 1, .live = do_nothing };
+	const struct crowd_job job = { "held", "0", 2, .first_node = 1, .n_nodes = 2, .live = save_replica };
+
+	losing = crowd;
+	n_staged = 0;
+	crowd_work(crowd, &before); /* n1 coordinates */
+	point_listen(lose_at_kept);
+	crowd_work(crowd, &job);
+	point_listen(NULL);
+	assert_int_equal(n_staged, 1);
+	assert_false(was_short);
+	return 0;
+}
+
+static void a_successor_has_copies_made_on_nodes_that_had_no_part_in_the_save(void **state)
+{
+	crowd_play(1, 4, 32 * MIB, held_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ranks_that_join_the_same_run_again_speak_to_the_coordinator_of_now),
 		cmocka_unit_test(a_copy_that_two_coordinators_order_at_once_is_made_once),
 		cmocka_unit_test(a_replica_that_diverged_is_not_held_for_what_was_saved),
+		cmocka_unit_test(a_successor_has_copies_made_on_nodes_that_had_no_part_in_the_save),
 	};
 	fill_bytes();
 	return cmocka_run_group_tests(tests, NULL, NULL);
