@@ -105,11 +105,14 @@ static int serve_recover(void *arg, const char *from, struct view body, uint64_t
 
 /* ---- what is under way ------------------------------------------------------------------------------------------------ */
 
+#define KEEPERS_MAX PLAN_COPIES_MAX /* of one save, that are asked */
+
 struct found {
 	struct list link;
 	uint64_t save_id, step;
 	char *bundle;
-	const char *keeper;	   /* a node's name in the calls; NULL: none */
+	const char *keepers[KEEPERS_MAX]; /* nodes' names in the calls */
+	unsigned n_keepers;
 	struct elem_g_ended ended; /* save_id 0: it has not; views into an answer */
 };
 
@@ -164,8 +167,8 @@ static int take_found(struct takeover *t, const struct fan_call *call)
 
 		if (!found || !found->bundle)
 			return -ENOMEM;
-		if (elem.kept && !found->keeper)
-			found->keeper = call->node;
+		if (elem.kept && found->n_keepers < KEEPERS_MAX)
+			found->keepers[found->n_keepers++] = call->node;
 	}
 	return r == 1 ? 0 : r;
 }
@@ -269,20 +272,31 @@ static int resume_from(struct cgroup *group, const struct msg_g_keep *keep, stru
 	return 0;
 }
 
-static int resume(struct takeover *t, const struct found *found, struct error *e)
+static int resume_by(struct takeover *t, const struct found *found, const char *keeper, struct error *e)
 {
 	struct groups *groups = t->group->groups;
 	struct msg_save_id id = { .save_id = found->save_id, .epoch = t->group->epoch };
 	_cleanup_(buf_fini) struct buf body = { 0 }, answer = { 0 };
 	struct msg_g_keep keep;
-	int r = found->keeper ? msg_save_id_encode(&id, &body) : -ENOENT;
+	int r = msg_save_id_encode(&id, &body);
 
+	*e = (struct error){ 0 };
 	if (!r)
-		r = cluster_call(groups->cluster, found->keeper, MSG_G_KEPT, view_buf(&body),
+		r = cluster_call(groups->cluster, keeper, MSG_G_KEPT, view_buf(&body),
 				 env_in_ms(groups->env, DRAIN_TIMEOUT_MS), &answer, e);
 	if (!r)
 		r = msg_g_keep_decode(view_buf(&answer), &keep);
 	return r ? r : resume_from(t->group, &keep, e);
+}
+
+/* By one keeper after the other: one may have been lost since it was asked. */
+static int resume(struct takeover *t, const struct found *found, struct error *e)
+{
+	int r = -ENOENT;
+
+	for (unsigned i = 0; r && r != -ECANCELED && i < found->n_keepers; i++)
+		r = resume_by(t, found, found->keepers[i], e);
+	return r;
 }
 
 /* Tells the nodes that know of the save how it ended. */
@@ -339,9 +353,9 @@ static void end_or_resume(struct takeover *t, const struct found *found)
 	int r = resume(t, found, &why);
 	if (r && r != -ECANCELED)
 		give_up(t, found,
-			!found->keeper ? "nobody keeps what it needs for that" :
-			why.code       ? why.text :
-					 error_meaning(r));
+			!found->n_keepers ? "nobody keeps what it needs for that" :
+			why.code	  ? why.text :
+					    error_meaning(r));
 }
 
 int takeover_run(void *arg)

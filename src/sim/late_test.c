@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "cluster/inside.h"
 #include "daemon/daemon.h"
 #include "group/inside.h"
 #include "sim/inside.h"
@@ -300,18 +301,20 @@ static void lose_at_kept(enum point point)
 static int save_replica(struct crowd_rank *rank)
 {
 	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
-	const struct core_save_options twice = { .copies = 2 };
-	int r = crowd_save(rank, "held", 1, &twice, &item, 1, NULL);
+	const struct core_save_options options = { .copies = rank->job->n_ranks };
+	int r = crowd_save(rank, "held", 1, &options, &item, 1, NULL);
 
 	if (rank->number) /* the other one hears nothing, as long as its node is cut off */
 		cut_off(losing, "n1", false);
 	return rank->number ? r : 0;
 }
 
-static int held_story(struct crowd *crowd)
+static int lose_coordinator(struct crowd *crowd, uint32_t n_ranks)
 {
 	const struct crowd_job before = { "held", "before", 1, .first_node = 1, .live = do_nothing };
-	const struct crowd_job job = { "held", "0", 2, .first_node = 1, .n_nodes = 2, .live = save_replica };
+	const struct crowd_job job = {
+		"held", "0", n_ranks, .first_node = 1, .n_nodes = n_ranks, .live = save_replica
+	};
 
 	losing = crowd;
 	n_staged = 0;
@@ -319,14 +322,44 @@ static int held_story(struct crowd *crowd)
 	point_listen(lose_at_kept);
 	crowd_work(crowd, &job);
 	point_listen(NULL);
+	return 0;
+}
+
+static int held_story(struct crowd *crowd)
+{
+	int r = lose_coordinator(crowd, 2);
+
 	assert_int_equal(n_staged, 1);
 	assert_false(was_short);
-	return 0;
+	return r;
 }
 
 static void a_successor_has_copies_made_on_nodes_that_had_no_part_in_the_save(void **state)
 {
 	crowd_play(1, 4, 32 * MIB, held_story);
+}
+
+static int refuse_kept(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+		       struct error *e)
+{
+	++*(unsigned *)arg;
+	return error_set(e, -ENOMEM, "no memory for what was kept");
+}
+
+static int keepers_story(struct crowd *crowd)
+{
+	unsigned n_refused = 0;
+
+	/* of the two keepers it is asked first */
+	groups_on(crowd, 2)->cluster->handlers[MSG_G_KEPT] = (struct handler){ refuse_kept, &n_refused };
+	int r = lose_coordinator(crowd, 3);
+	assert_int_equal(n_refused, 1);
+	return r;
+}
+
+static void a_successor_asks_each_node_that_keeps_what_it_needs(void **state)
+{
+	crowd_play(1, 4, 32 * MIB, keepers_story);
 }
 
 int main(void)
@@ -336,6 +369,7 @@ int main(void)
 		cmocka_unit_test(a_copy_that_two_coordinators_order_at_once_is_made_once),
 		cmocka_unit_test(a_replica_that_diverged_is_not_held_for_what_was_saved),
 		cmocka_unit_test(a_successor_has_copies_made_on_nodes_that_had_no_part_in_the_save),
+		cmocka_unit_test(a_successor_asks_each_node_that_keeps_what_it_needs),
 	};
 	fill_bytes();
 	return cmocka_run_group_tests(tests, NULL, NULL);
