@@ -130,7 +130,9 @@ struct forebay_save_options {
 	 */
 	const char *policy;
 	int same_structure; /* hint: names, boxes, dtypes and order are as in this group's last save of the bundle */
-	uint64_t parent;    /* version that this one continues; 0: none */
+	/* Version that this one continues; 0: none. It may have been deleted since; one that never was ends the save with -ENOENT,
+	 * before any byte moves. */
+	uint64_t parent;
 	const struct forebay_attribute *attributes; /* kept with the version; rank 0's count */
 	size_t n_attributes;
 };

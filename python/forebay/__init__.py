@@ -225,7 +225,8 @@ class Group:
                         "through" goes straight to the store, however large: nothing stays in memory, staged comes with durable
         same_structure  a hint: names, boxes, dtypes and their order are as in this group's last save of the bundle
         attributes      strings by strings, kept with the version; rank 0's count
-        parent          number of the version that this one continues; 0: none
+        parent          number of the version that this one continues; 0: none. It may have been deleted since; one that never was
+                        ends the save with ENOENT, before any byte moves
         """
         pairs = tuple((attributes or {}).items())
         return Save(_forebay.save_begin(self._handle, bundle, step, copies, policy, same_structure, parent, pairs))

@@ -477,6 +477,23 @@ def test_versions_carry_what_they_were_saved_with(fb, group, bundle):
     assert fb.list(bundle) == [(bundle, 2, first + 1, 0, 0)] and fb.list("no/such") == []
 
 
+def test_a_parent_that_never_was_is_refused_by_name(fb, group, bundle):
+    first = put(group, bundle, w=b"1")
+    with group.save(bundle, step=9, parent=99) as save:
+        save.add("w", b"2")
+    for stage in (save.captured, save.staged, save.durable):
+        with pytest.raises(forebay.Error, match=f"bundle {bundle} has no version 99, which was named as the parent") as caught:
+            stage.wait(LIMIT_S)
+        assert caught.value.name == "ENOENT"
+    with group.save(bundle, step=10, parent=first) as save:
+        save.add("w", b"2")
+    save.durable.wait(LIMIT_S)
+    fb.delete(bundle, first)
+    with group.save(bundle, step=11, parent=first) as save:  # a rule may delete it at any time: that fails no save
+        save.add("w", b"3")
+    save.durable.wait(LIMIT_S)
+
+
 def test_items_come_in_pages_by_name(fb, group, bundle):
     names = [f"layer.{i}" for i in range(700)]
     version = fb.open(bundle, put(group, bundle, **{name: name.encode() for name in names}))

@@ -54,6 +54,12 @@ struct slot {
 };
 void slot_fini(struct slot *slot); /* frees memory only; accepts zeroed */
 
+/*
+ * May a save name @parent? -ENOENT: the bundle never gave that number. One that it gave may be gone: rules delete versions while
+ * their children are being saved, and then nothing is shared.
+ */
+int slot_parent_check(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t parent,
+		      uint64_t deadline_ns, struct error *e);
 /* Opens the next free number: put-if-absent in the backend, then one meta transaction under @fence. -ERR_ESTALEEPOCH. */
 int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
 	      const struct fence *fence, uint64_t deadline_ns, struct slot *ret, struct error *e);

@@ -132,6 +132,22 @@ static int record_slot(struct bundles *bundles, const struct place *place, struc
 	return r;
 }
 
+int slot_parent_check(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t parent,
+		      uint64_t deadline_ns, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	struct row_bundle row;
+	struct place place;
+
+	int r = place_init(tenant, bundle, &place, e);
+	if (!r)
+		r = row_read_bundle(bundles, &place, &row, deadline_ns, e);
+	if (r < 0 || parent <= row.last)
+		return r < 0 ? r : 0;
+	return error_set(e, -ENOENT, "bundle %.*s has no version %" PRIu64 ", which was named as the parent",
+			 (int)bundle.len, (const char *)bundle.ptr, parent);
+}
+
 int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
 	      const struct fence *fence, uint64_t deadline_ns, struct slot *ret, struct error *e)
 {

@@ -643,6 +643,19 @@ static int save_finish(struct csave *save, struct error *e)
 	return 0;
 }
 
+/* A parent that never was is a mistake, told before anything is taken. Where the index does not answer, the slot's opening sees to the parent. */
+static int save_check_parent(const struct csave *save, struct error *e)
+{
+	struct groups *groups = save->group->groups;
+	struct error words = { 0 };
+
+	if (!save->parent)
+		return 0;
+	int r = slot_parent_check(groups->bundles, view_str(save->group->tenant), view_str(save->bundle), save->parent,
+				  env_in_ms(groups->env, SETTLE_MS), &words);
+	return r == -ENOENT || r == -ECANCELED ? error_set(e, r, "%s", words.text) : 0;
+}
+
 /* From the first offer until every node has its part of the plan and, unless the save goes through, the room for it. */
 static int save_admit(struct csave *save, struct error *e)
 {
@@ -653,6 +666,8 @@ static int save_admit(struct csave *save, struct error *e)
 	save->begun_ns = env_now(save->group->groups->env);
 	trace_at(save, STATION_PLAN);
 	r = save_make_plan(save, e); /* pure: holders, copies, uploaders; or the plan of the save before */
+	if (!r)
+		r = save_check_parent(save, e);
 	if (r)
 		return r;
 	point_reached(POINT_SAVE_PLANNED);
