@@ -4,6 +4,7 @@ import filecmp
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -676,9 +677,24 @@ def test_verify_finds_a_flipped_bit(cluster, tmp_path):
     assert pack.name in result.stdout and "weights" in result.stdout
     found = json.loads(cluster.run("verify", "b", "--json", status=1).stdout)["damages"]
     assert [(d["item"], pack.name in d["object"]) for d in found] == [("weights", True)]
+
+    (tmp_path / "one").write_text("1")
+    for bundle in ("a/x", "a/x", "c"):
+        cluster.run("put", bundle, tmp_path / "one")
+    result = cluster.run("verify", status=1)  # of everything: one bad version keeps the others from nothing
+    *_, last = [line for line in result.stdout.splitlines() if not line.startswith("b@1:")]
+    clean = re.findall(r"^(\S+): clean, ", result.stdout, re.M)
+    assert clean == ["a/x@1", "a/x@2", "c@1"] and last.startswith("c@1: ") and "b@1: 1 damage in" in result.stdout
+    told = json.loads(cluster.run("verify", "--json", status=1).stdout)["versions"]
+    assert [(one["bundle"], one["number"], len(one["damages"])) for one in told] == [("a/x", 1, 0), ("a/x", 2, 0), ("b", 1, 1), ("c", 1, 0)]
     cluster.kill()
     cluster.up()  # nothing in memory any more
     assert "weights" in cluster.run("get", "b", tmp_path / "out", status=1).stderr
+    cluster.run("rm", "b@1")
+    assert len(cluster.run("verify").stdout.splitlines()) == 3
+    cluster.kill()
+    assert cluster.run("verify", status=2).stdout == ""
+    cluster.up()
     assert not (tmp_path / "out").exists()
     assert cluster.run("verify", "b@7", status=2).stderr
     assert cluster.run("verify", "b@nolabel", status=2).stderr

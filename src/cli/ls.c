@@ -175,10 +175,7 @@ static int collect(struct ls *ls, struct forebay_session *session, json_t *bundl
 
 static uint64_t number_of(json_t *object, const char *key)
 {
-	json_t *value = json_object_get(object, key);
-	const char *text = json_string_value(value); /* json_u64() */
-
-	return text ? strtoull(text, NULL, 10) : (uint64_t)json_integer_value(value);
+	return json_u64_value(json_object_get(object, key));
 }
 
 /* The labels that point to a version, as "prod, best". */
@@ -191,10 +188,7 @@ static void add_labels(struct table *table, json_t *labels, uint64_t number)
 
 	json_object_foreach(labels, label, value)
 	{
-		const char *as_text = json_string_value(value);
-		uint64_t target = as_text ? strtoull(as_text, NULL, 10) : (uint64_t)json_integer_value(value);
-
-		if (target == number && used < sizeof(text))
+		if (json_u64_value(value) == number && used < sizeof(text))
 			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? ", " : "", label);
 	}
 	table_add(table, text);

@@ -189,6 +189,13 @@ json_t *json_u64(uint64_t value)
 	return json_string(text);
 }
 
+uint64_t json_u64_value(const json_t *value)
+{
+	const char *text = json_string_value(value);
+
+	return text ? strtoull(text, NULL, 10) : (uint64_t)json_integer_value(value);
+}
+
 int json_print(json_t *value)
 {
 	_cleanup_(cleanup_mem) char *text =

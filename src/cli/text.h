@@ -47,6 +47,7 @@ int table_print(const struct table *table); /* 0 or -ENOMEM */
 
 /* A number as JSON; one that JSON's readers would take for negative as a string. */
 json_t *json_u64(uint64_t value);
+uint64_t json_u64_value(const json_t *value); /* back; 0: it is no number */
 /* Prints it with sorted keys and a line break, or nothing and -ENOMEM. */
 int json_print(json_t *value);
 

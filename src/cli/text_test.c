@@ -77,6 +77,7 @@ static void numbers_beyond_a_readers_range_are_strings(void **state)
 
 	assert_string_equal(json_string_value(large), "18446744073709551615");
 	assert_int_equal(json_integer_value(small), 12);
+	assert_true(json_u64_value(large) == UINT64_MAX && json_u64_value(small) == 12 && !json_u64_value(NULL));
 	json_decref(large);
 	json_decref(small);
 }
