@@ -116,6 +116,23 @@ def test_a_sick_store_fails_the_save_whole_and_health_is_enough(cluster, sicknes
     assert cluster.verify_all()[bundle] == [1, number]
 
 
+def test_a_deletion_that_finds_no_room_says_what_it_needs_and_deletes_nothing(cluster):
+    bundle = job.unique("disk")
+    job.good(save(cluster, bundle, 1))
+    kinds, error, words = SICKNESSES["full"]
+    for sick in cluster.sick:
+        sick.fail(*kinds, error=error, path=str(cluster.store) + "/")
+    with cluster.connect() as fb:
+        with pytest.raises(forebay.Error, match="to delete a version some 4 KiB have to be written first") as caught:
+            fb.delete(bundle, 1)
+        assert caught.value.code == error and words in str(caught.value) and str(cluster.store) in str(caught.value)
+        assert_reads(cluster, bundle, 1, 1)
+        for sick in cluster.sick:
+            sick.heal()
+        fb.delete(bundle, 1)
+        assert fb.list(bundle) == []
+
+
 def test_packs_of_a_save_that_failed_go_at_once(cluster):
     """No collection: what a failed save has written elsewhere must not keep a full store full."""
     bundle = job.unique("disk")

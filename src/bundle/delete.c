@@ -337,6 +337,17 @@ static int busy(struct bundles *bundles, const struct place *place, uint64_t num
 			 "version %" PRIu64 " is being deleted by another node, when nobody reads it any more", number);
 }
 
+/* Whoever deletes to make room must hear why he cannot, and what would help. */
+static int needs_room(int r, struct error *e)
+{
+	if (!e || (r != -ENOSPC && r != -EDQUOT))
+		return r;
+	return error_set(e, r,
+			 "%.300s; to delete a version some 4 KiB have to be written first: make that room there (other "
+			 "files, forebay gc), and then the version gives back its own",
+			 e->text);
+}
+
 int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
 		   uint64_t deadline_ns, struct error *e)
 {
@@ -357,5 +368,5 @@ int version_delete(struct bundles *bundles, struct view tenant, struct view bund
 		r = busy(bundles, &place, number, deadline_ns, e);
 	if (!r)
 		delete_objects(bundles, &place, number, deadline_ns);
-	return r;
+	return needs_room(r, e);
 }
