@@ -17,6 +17,7 @@ enum manners {
 	HANGS_UP,	/* at SAVE */
 	NEVER_CAPTURES, /* grants nothing */
 	RUNS_LATE,	/* ends a save since time ran out */
+	RAVES,		/* answers LABEL with what is no frame */
 };
 
 struct daemon {

@@ -89,9 +89,23 @@ static void flush_all(struct forebay_session *session)
 		pthread_cond_broadcast(&session->more_work);
 }
 
+/*
+ * Of a session that is lost the daemon hears at once, whenever the application closes it: others wait for what will not come any more.
+ * First nothing touches a span, since the daemon then takes them back.
+ */
+static void hang_up_if_lost(struct forebay_session *session)
+{
+	if (session->hung_up || session->socket < 0 || core_n_running(session->core) ||
+	    !core_check(session->core, NULL))
+		return;
+	session->hung_up = true;
+	(void)shutdown(session->socket, SHUT_RDWR);
+}
+
 /* What may wait goes along with the next request, or as soon as the byte thread has the socket back: within LINGER_US or two. */
 void session_flush(struct forebay_session *session)
 {
+	hang_up_if_lost(session);
 	if (core_is_urgent(session->core))
 		flush_all(session);
 	else if (core_has_work(session->core))
@@ -422,6 +436,7 @@ static void *copy_thread(void *arg)
 		}
 		run_some(session, &work, 1);
 		flush_all(session);
+		hang_up_if_lost(session);
 	}
 	pthread_mutex_unlock(&session->lock);
 	return NULL;

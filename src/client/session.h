@@ -47,6 +47,7 @@ struct forebay_session {
 	int socket, wake; /* wake: an eventfd that rouses the byte thread; -1: closed */
 	bool stopping;	  /* threads are to return */
 	bool send_broken; /* what is still to be read says why */
+	bool hung_up;	  /* it was lost, and the daemon has been told by the connection's end */
 	unsigned quiet_waiters;
 
 	/*

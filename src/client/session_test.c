@@ -376,6 +376,46 @@ static void a_request_that_could_not_be_sent_ends_the_session_in_words(void **st
 	free(matrix);
 }
 
+/* The daemon's thread returns when the connection has ended. */
+static bool sees_end(struct daemon *d)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 10;
+	if (pthread_timedjoin_np(d->thread, NULL, &until))
+		return false;
+	d->thread = 0;
+	return true;
+}
+
+/* The application may keep it as long as it likes, and other ranks wait for this one. */
+static void a_session_that_is_lost_hangs_up_before_it_is_closed(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, RAVES);
+
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1), -EPROTO);
+	bool ended = sees_end(d);
+	forebay_disconnect(session);
+	assert_true(ended);
+}
+
+/* As when there is no memory for a message that the daemon must get. */
+static void a_session_that_an_own_call_has_lost_hangs_up_too(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, GOOD);
+
+	assert_int_equal(session_enter(session, NULL), 0);
+	core_lose(session->core, -ENOMEM, "no memory for a message to the daemon");
+	session_leave(session);
+	bool ended = sees_end(d);
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1), -ENOMEM);
+	forebay_disconnect(session);
+	assert_true(ended);
+}
+
 static void handles_outlive_the_session(void **state)
 {
 	struct daemon *d = *state;
@@ -541,6 +581,8 @@ int main(void)
 		TEST(a_session_ends_while_a_caller_reads_from_its_socket),
 		TEST(a_future_that_ended_since_time_ran_out_is_over),
 		TEST(a_request_that_could_not_be_sent_ends_the_session_in_words),
+		TEST(a_session_that_is_lost_hangs_up_before_it_is_closed),
+		TEST(a_session_that_an_own_call_has_lost_hangs_up_too),
 		TEST(handles_outlive_the_session),
 		TEST(freeing_a_save_that_is_not_captured_cancels_it),
 		TEST(a_forked_process_must_connect_by_itself),
