@@ -179,6 +179,7 @@ struct handle {
 	struct lent *lent;		 /* memory that the library may touch */
 	struct forebay_future *captured; /* of a submitted save */
 	bool holds_itself;		 /* in flight: one reference is the handle's own */
+	bool ended;			 /* closed, and the library has done with its memory: `it` is NULL sooner */
 	struct handle *next;		 /* in all_handles */
 };
 
@@ -229,7 +230,7 @@ static void sweep(void)
 	struct handle *handle = all_handles;
 
 	while (handle) {
-		bool over = handle->holds_itself && (!handle->it || is_over(handle->captured));
+		bool over = handle->holds_itself && (handle->ended || is_over(handle->captured));
 		if (!over || handle->pid != getpid()) {
 			handle = handle->next;
 			continue;
@@ -331,6 +332,7 @@ static void finish(struct handle *handle)
 	PyThreadState *state = PyEval_SaveThread();
 	end(handle->kind, it);
 	PyEval_RestoreThread(state);
+	handle->ended = true;
 }
 
 static void free_future(struct forebay_future *future, pid_t pid)

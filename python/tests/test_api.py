@@ -700,6 +700,22 @@ def test_the_interpreter_ends_with_anything_left_open(sockets, end):
     run_program(sockets, end)
 
 
+def test_memory_is_held_while_a_session_closes_in_another_thread(sockets):
+    """Its copiers are still at work on the save when this thread lets go of what is over."""
+    run_program(sockets, """
+import numpy, threading
+slow = group.save(bundle, step=2)
+slow.add("w", numpy.ones(56 << 20, numpy.uint8)[::2])  # byte by byte; once let go it is unmapped
+slow.submit()
+while not slow.stats().get("captured_bytes"):
+    pass
+closing = threading.Thread(target=fb.close)
+closing.start()
+while closing.is_alive():
+    forebay.connect(sys.argv[1]).close()
+""")
+
+
 def test_a_forked_child_is_told_so_and_can_connect_anew(sockets):
     printed = run_program(sockets, """
 save.submit()
