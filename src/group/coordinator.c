@@ -181,8 +181,10 @@ static int keep_lease(void *arg)
 			break;
 		idle_since_ns = is_idle(group) ? (idle_since_ns ? idle_since_ns : asked_ns) : 0;
 		if (idle_since_ns && env_now(env) - idle_since_ns > LEASE_TTL_MS * NS_PER_MS) {
-			drop(group);
+			group->lost =
+				true; /* who comes meanwhile asks again: the same lease would not be his for long */
 			give_lease_back(group);
+			drop(group);
 			return 0;
 		}
 	}
@@ -549,6 +551,17 @@ static void enter_rank(struct cgroup *group, struct crank *rank, const struct ms
 	wake_all(&group->changed);
 }
 
+/* NULL, with -EAGAIN in @e: this node does not coordinate the group, or not for much longer. */
+static struct cgroup *find_in_office(struct groups *groups, struct view tenant, struct view name, struct error *e)
+{
+	struct cgroup *group = coordinator_of(groups, tenant, name);
+
+	if (group && !group->lost)
+		return group;
+	(void)error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)name.len, name.ptr);
+	return NULL;
+}
+
 static int serve_join(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 		      struct error *e)
 {
@@ -558,11 +571,8 @@ static int serve_join(void *arg, const char *from, struct view body, uint64_t de
 
 	if (r || join.node.len > NODE_NAME_MAX || join.rank >= join.size || join.size > GROUP_RANKS_MAX)
 		return error_set(e, -EPROTO, "malformed G_JOIN from %s", from);
-	struct cgroup *found = coordinator_of(groups, join.tenant, join.group);
-	if (!found)
-		return error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)join.group.len,
-				 join.group.ptr);
-	if (groups_open(groups, e))
+	struct cgroup *found = find_in_office(groups, join.tenant, join.group, e);
+	if (!found || groups_open(groups, e))
 		return -EAGAIN; /* the caller asks again, until the lease is free */
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_get(found);
 
@@ -671,13 +681,12 @@ static int serve_lost(void *arg, const char *from, struct view body, uint64_t de
 
 	if (r)
 		return error_set(e, -EPROTO, "malformed G_LOST from %s", from);
-	struct cgroup *group = coordinator_of(groups, lost.tenant, lost.group);
+	struct cgroup *group = find_in_office(groups, lost.tenant, lost.group, e);
 	if (lost.forgone) {
 		_cleanup_(cleanup_mem) char *why = view_dup(lost.words);
 
 		if (!group)
-			return error_set(e, -EAGAIN, "this node does not coordinate group %.*s", (int)lost.group.len,
-					 lost.group.ptr);
+			return -EAGAIN;
 		forgo_rank(group, &lost, from, why && *why ? why : "it was refused");
 		return 0;
 	}

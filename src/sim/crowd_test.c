@@ -393,6 +393,30 @@ static void a_coordinator_whose_row_was_written_without_an_answer_takes_nothing_
 	crowd_play(1, 2, 4 * MIB, lost_answer_story);
 }
 
+static bool is_leaving(struct crowd *crowd)
+{
+	return commits.n_txns;
+}
+
+/* The lease is being given back, since the group was idle, when a rank comes. */
+static int returning_story(struct crowd *crowd)
+{
+	const struct crowd_job first = { "back", "0", 1, .first_node = 1, .live = only_join };
+	const struct crowd_job second = { "back", "1", 1, .first_node = 1, .live = only_join };
+
+	crowd_work(crowd, &first);
+	struct meta *engine = slow_down(crowd);
+	assert_true(crowd_until(crowd, is_leaving, CROWD_WAIT_MS));
+	crowd_work(crowd, &second);
+	engine->driver = commits.quick;
+	return 0;
+}
+
+static void a_join_may_come_while_the_lease_is_given_back(void **state)
+{
+	crowd_play(1, 2, 4 * MIB, returning_story);
+}
+
 /* ---- a rank that never offers ---- */
 
 #define ABSENT_MS 700000 /* it is waited for 600 s */
@@ -752,6 +776,7 @@ int main(void)
 		cmocka_unit_test(groups_never_wait_for_each_others_room_in_a_circle),
 		cmocka_unit_test(a_join_waits_for_an_engine_whose_commits_take_long),
 		cmocka_unit_test(a_coordinator_whose_row_was_written_without_an_answer_takes_nothing_over),
+		cmocka_unit_test(a_join_may_come_while_the_lease_is_given_back),
 		cmocka_unit_test(a_rank_that_never_offers_is_named),
 		cmocka_unit_test(what_is_said_of_a_join_of_before_does_not_end_the_one_that_worked),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
