@@ -172,6 +172,7 @@ struct recipe {
 	uint64_t *structures; /* each rank's */
 	uint32_t n_ranks, copies;
 	uint32_t block_bytes; /* that pieces are cut into */
+	uint64_t room_bytes;  /* in which all of it must lie at once; 0: it need not */
 	uint32_t *rank_node;
 	char (*nodes)[NODE_NAME_MAX + 1]; /* that the plan numbers, sorted */
 	struct plan_node *plan_nodes;
@@ -332,7 +333,8 @@ struct csave {
 	bool resumed;		       /* taken over from a coordinator that is gone */
 	bool short_of_copies;	       /* fewer than R holders are to be had: staged comes with durable */
 	struct publishing *publishing; /* publish.c's */
-	uint64_t arena_bytes;	       /* for captures, on the node that has the least */
+	uint64_t arena_bytes;	       /* for captures, on the node that has the least, */
+	uint64_t arenas_bytes;	       /* and on all that have ranks together */
 	struct slot slot;
 	bool slot_open, slot_burned;
 	uint64_t kept_slot; /* of a resumed save: that its last coordinator opened; 0: none that was told */

@@ -157,6 +157,7 @@ static int count_ranks(struct csave *save, const struct msg_g_offer *offer)
 	}
 	if (!save->arena_bytes || offer->arena_bytes < save->arena_bytes)
 		save->arena_bytes = offer->arena_bytes;
+	save->arenas_bytes += offer->arena_bytes;
 	wake_all(&save->changed);
 	return r;
 }

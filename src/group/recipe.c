@@ -2,10 +2,14 @@
  * group/recipe.c: from all ranks' lists to a catalog and a plan; kept for the next save of the same structure.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "group/inside.h"
+
+#define OFFERED_ROOM_TIMES \
+	16 /* what room there is: what is more is refused before it is planned, since a plan takes memory, too */
 
 struct recipe *recipe_new(uint32_t n_ranks)
 {
@@ -121,6 +125,9 @@ static int plan_error(const struct recipe *recipe, int outcome, struct error *e)
 		return error_set(e, -ERR_ENODE,
 				 "%u copies need %u failure domains; the %zu nodes that are up have fewer",
 				 recipe->copies, recipe->copies, recipe->n_nodes);
+	if (outcome == -E2BIG)
+		return error_set(e, -E2BIG, "%" PRIu64 " bytes in blocks of %u: a save has at most %u blocks",
+				 recipe->catalog.unique_bytes, recipe->block_bytes, PLAN_BLOCKS_MAX);
 	if (outcome == SAVE_NO_RATE)
 		return error_set(e, -ERR_ENODE, "no node that could hold the bytes has a way to the store");
 	return outcome;
@@ -171,6 +178,19 @@ static int check_twice(const struct catalog *catalog, struct error *e)
 	return 0;
 }
 
+/* What is a little too large its node refuses by name (admit.c). */
+static int check_room(const struct recipe *recipe, struct error *e)
+{
+	uint64_t bytes = recipe->catalog.unique_bytes;
+
+	if (!recipe->room_bytes || bytes / OFFERED_ROOM_TIMES <= recipe->room_bytes)
+		return 0;
+	return error_set(e, -ERR_EPOOL,
+			 "%" PRIu64 " bytes to capture; the pools of its ranks' nodes have %" PRIu64
+			 " together for that",
+			 bytes, recipe->room_bytes);
+}
+
 struct planning {
 	struct recipe *recipe;
 	struct error *e;
@@ -194,6 +214,8 @@ static int plan_on_worker(void *arg)
 		r = catalog_finish(&recipe->catalog, planning->e);
 	if (!r)
 		r = check_twice(&recipe->catalog, planning->e);
+	if (!r)
+		r = check_room(recipe, planning->e);
 	return r ? r : run_plan(recipe, planning->e);
 }
 

@@ -149,6 +149,7 @@ static int save_make_plan(struct csave *save, struct error *e)
 
 	recipe->copies = save->policy == POLICY_THROUGH ? 1 : save->copies; /* nothing stays in memory */
 	recipe->block_bytes = save_block_bytes(save);
+	recipe->room_bytes = save->policy == POLICY_THROUGH ? 0 : save->arenas_bytes;
 	if (!r)
 		r = recipe_set_nodes(recipe, save->ranks, infos, n, e);
 	free(infos);

@@ -13,7 +13,7 @@
 #define PLAN_RANKS_MAX	65536
 #define PLAN_COPIES_MAX 3
 #define BLOCK_BYTES_MAX (8u << 20)
-#define PLAN_BLOCKS_MAX (1u << 28) /* in one plan: 2 PiB in full blocks */
+#define PLAN_BLOCKS_MAX (1u << 25) /* in one plan: 256 TiB in full blocks */
 
 struct plan_node {
 	uint32_t domain;       /* failure domains numbered from 0 by their names' order */

@@ -81,7 +81,7 @@ static int check_facts(const struct save_facts *facts, size_t *ret_blocks)
 			return -EINVAL;
 		n_blocks += unique->bytes / cut + (unique->bytes % cut != 0);
 		if (n_blocks > PLAN_BLOCKS_MAX)
-			return -EINVAL;
+			return -E2BIG;
 	}
 	*ret_blocks = n_blocks;
 	return 0;

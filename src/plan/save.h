@@ -71,6 +71,6 @@ enum {
 	SAVE_NO_RATE = 2,    /* bytes to upload and no node with a storage rate among the possible holders */
 };
 
-/* 0, an outcome, -ENOMEM, -EINVAL (inconsistent facts). On anything but 0 @ret is untouched. */
+/* 0, an outcome, -ENOMEM, -E2BIG (more than PLAN_BLOCKS_MAX), -EINVAL (inconsistent facts). On anything but 0 @ret is untouched. */
 int plan_save(const struct save_facts *facts, struct save_plan *ret);
 void save_plan_fini(struct save_plan *plan); /* accepts zeroed */

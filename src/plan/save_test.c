@@ -579,10 +579,12 @@ static void inconsistent_facts_are_refused(void **state)
 	REFUSED(w.uniques[0].n_ranks = 0);
 	REFUSED(w.uniques[0].n_ranks = 3);
 	REFUSED(w.uniques[0].first_rank = UINT32_MAX);
-	REFUSED(w.uniques[0].bytes = UINT64_MAX);
 	REFUSED(w.facts.n_nodes = PLAN_NODES_MAX + 1);
 	REFUSED(w.facts.n_ranks = PLAN_RANKS_MAX + 1);
 #undef REFUSED
+	w.facts.n_ranks = good.facts.n_ranks;
+	w.uniques[0].bytes = UINT64_MAX;
+	assert_int_equal(plan_of(&w), -E2BIG);
 }
 
 static void extreme_rates_and_queues_neither_overflow_nor_hang(void **state)

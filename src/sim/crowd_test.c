@@ -768,6 +768,36 @@ static void a_node_that_is_lost_is_not_named_slow(void **state)
 	}
 }
 
+/* ---- a rank that says that it has more than there is ---- */
+
+static int offer_too_much(struct crowd_rank *rank)
+{
+	static const uint8_t bytes[1];
+	const uint64_t much = UINT64_C(1) << 52;
+	const struct crowd_item item = { "x", much, 0, much, bytes };
+	const struct core_save_options through = { .copies = 1, .policy = POLICY_THROUGH };
+	struct error ends[CORE_STAGES];
+
+	assert_int_equal(crowd_save(rank, "much", 1, NULL, &item, 1, ends), -ERR_EPOOL);
+	assert_non_null(strstr(ends[0].text, "4503599627370496 bytes to capture"));
+	assert_int_equal(crowd_save(rank, "much", 2, &through, &item, 1, ends), -E2BIG);
+	assert_non_null(strstr(ends[0].text, "at most 33554432 blocks"));
+	return 0;
+}
+
+static int too_much_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "much", "0", 1, .live = offer_too_much };
+
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+static void what_can_never_fit_is_refused_before_it_is_planned(void **state)
+{
+	crowd_play(1, 1, 4 * MIB, too_much_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -788,6 +818,7 @@ int main(void)
 		cmocka_unit_test(a_copy_that_its_source_sends_slowly_comes_from_another),
 		cmocka_unit_test(a_node_that_sends_its_copies_slowly_is_named_to_the_ranks),
 		cmocka_unit_test(a_node_that_is_lost_is_not_named_slow),
+		cmocka_unit_test(what_can_never_fit_is_refused_before_it_is_planned),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
