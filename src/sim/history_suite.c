@@ -596,14 +596,17 @@ static bool is_named(struct env *env, const char *root, const char *pack)
 	return reading->req.result >= 0 && memmem(reading->bytes, reading->req.got, pack, strlen(pack));
 }
 
-/* Which version's root the key is; NULL: none's. */
-static struct attempt *attempt_of(struct history *h, const char *key)
+static bool is_root(const char *key)
 {
 	const char *number = strstr(key, "/v/");
 
-	if (!number || strlen(number) < 28 || strcmp(number + 23, "/root") != 0)
-		return NULL;
-	return truth_version(h, strstr(key, "/b/job") == NULL, strtoull(number + 3, NULL, 10));
+	return number && strlen(number) >= 28 && strcmp(number + 23, "/root") == 0;
+}
+
+/* Which version's root the key is; NULL: one of which nobody has been told yet. */
+static struct attempt *attempt_of(struct history *h, const char *root)
+{
+	return truth_version(h, strstr(root, "/b/job") == NULL, strtoull(strstr(root, "/v/") + 3, NULL, 10));
 }
 
 static bool is_of_save(const struct buf *keys, const char *root, const char *pack)
@@ -613,6 +616,15 @@ static bool is_of_save(const struct buf *keys, const char *root, const char *pac
 	snprintf(prefix, sizeof(prefix), "%.*s/%.16s-", (int)(strlen(root) - 5), root, strstr(pack, "/p/") + 3);
 	for (const char *at = (char *)keys->ptr; at < (char *)keys->ptr + keys->len; at += strlen(at) + 1)
 		if (strncmp(at, prefix, strlen(prefix)) == 0)
+			return true;
+	return false;
+}
+
+/* Is the pack named by a version of which nobody has been told yet? What becomes of that one could not be judged. */
+static bool is_named_by_unknown(struct history *h, struct env *env, const struct buf *keys, const char *pack)
+{
+	for (const char *at = (char *)keys->ptr; at < (char *)keys->ptr + keys->len; at += strlen(at) + 1)
+		if (is_root(at) && !attempt_of(h, at) && is_named(env, at, pack))
 			return true;
 	return false;
 }
@@ -636,11 +648,12 @@ static void rot_pack(struct history *h)
 		if (strstr(at, "/p/") && world_random(h->world, ++n) == 0)
 			found = at;
 	snprintf(path, sizeof(path), STORE "/%s", found ? found : "");
+	if (found && is_named_by_unknown(h, person->env, &keys, strstr(found, "/p/") + 3))
+		found = NULL;
 	for (const char *at = (char *)keys.ptr; found && at < end; at += strlen(at) + 1) {
-		struct attempt *a = attempt_of(h, at);
-
-		if (!a || !is_named(person->env, at, strstr(found, "/p/") + 3))
+		if (!is_root(at) || !is_named(person->env, at, strstr(found, "/p/") + 3))
 			continue;
+		struct attempt *a = attempt_of(h, at);
 		if (!done)
 			done = !world_rot(person->env, path, PACK_HEAD + world_random(h->world, 2000)) ||
 			       !world_rot(person->env, path, world_random(h->world, PACK_HEAD));
