@@ -15,6 +15,7 @@
 #define READ_FIBERS	  8
 #define PEER_WAIT_MS	  30000 /* how long a peer may wait for a block that it is itself reading from the store */
 #define WANTS_MAX	  1000000
+#define NEEDS_MAX	  (1u << 22) /* blocks of one load, each counted for each box that needs it: 128 MiB of memory */
 
 struct need { /* some bytes of a block for one want */
 	uint32_t block, want, piece;
@@ -51,6 +52,8 @@ struct need_list {
 
 static int add_need(struct need_list *list, struct need need)
 {
+	if (list->n >= NEEDS_MAX)
+		return -E2BIG;
 	if (list->n == list->room) {
 		size_t room = list->room ? 2 * list->room : 64;
 		void *grown = reallocarray(list->needs, room, sizeof(*list->needs));
@@ -124,6 +127,9 @@ static int need_want(struct reader *reader, struct need_list *list, const struct
 	reader->names[number] = item->name;
 	for (uint32_t p = item->first_piece; !r && p < item->first_piece + item->n_pieces; p++)
 		r = need_piece(reader, list, item, p, number, &want->box);
+	if (r == -E2BIG)
+		return error_set(e, r, "the boxes of one load need more than %u blocks, each counted for each box",
+				 NEEDS_MAX);
 	return r;
 }
 

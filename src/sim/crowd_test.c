@@ -798,6 +798,41 @@ static void what_can_never_fit_is_refused_before_it_is_planned(void **state)
 	crowd_play(1, 1, 4 * MIB, too_much_story);
 }
 
+enum { PIECES = 256, GREEDY = (1 << 22) / PIECES + 1 };
+
+static int want_too_often(struct crowd_rank *rank)
+{
+	static const uint8_t bytes[PIECES] = { 1 };
+	struct crowd_item *items = must_alloc(GREEDY * sizeof(*items));
+	uint8_t *out = must_alloc((size_t)GREEDY * PIECES);
+	uint64_t version;
+
+	for (unsigned i = 0; i < PIECES; i++)
+		items[i] = (struct crowd_item){ "x", PIECES, i, 1, bytes };
+	assert_int_equal(crowd_save(rank, "greed", 1, NULL, items, PIECES, NULL), 0);
+	assert_int_equal(crowd_open(rank, "greed", false, &version), 0);
+	for (unsigned i = 0; i < GREEDY; i++)
+		items[i] = (struct crowd_item){ "x", PIECES, 0, PIECES, NULL };
+	assert_int_equal(crowd_load(rank, version, false, items, GREEDY, out), -E2BIG);
+	assert_int_equal(crowd_load(rank, version, false, items, 1, out), 0);
+	free(items);
+	free(out);
+	return 0;
+}
+
+static int greedy_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "greed", "0", 1, .live = want_too_often };
+
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+static void a_load_that_wants_the_same_blocks_millions_of_times_is_refused(void **state)
+{
+	crowd_play(1, 1, 4 * MIB, greedy_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -819,6 +854,7 @@ int main(void)
 		cmocka_unit_test(a_node_that_sends_its_copies_slowly_is_named_to_the_ranks),
 		cmocka_unit_test(a_node_that_is_lost_is_not_named_slow),
 		cmocka_unit_test(what_can_never_fit_is_refused_before_it_is_planned),
+		cmocka_unit_test(a_load_that_wants_the_same_blocks_millions_of_times_is_refused),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
