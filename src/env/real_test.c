@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 
@@ -87,12 +88,17 @@ static void there_must_be_workers(void **state)
 	assert_non_null(strstr(e.text, "100000"));
 }
 
-static atomic_bool store_hangs;
+enum { HUNG = 8 };
+static sem_t store_answers; /* posted once for each job */
 
 static void hang(struct job *job)
 {
-	for (int ms = 0; store_hangs && ms < 10000; ms++)
-		usleep(1000);
+	struct timespec deadline;
+
+	clock_gettime(CLOCK_REALTIME, &deadline);
+	deadline.tv_sec += TEST_DEADLINE_MS / 1000;
+	while (sem_timedwait(&store_answers, &deadline) && errno == EINTR)
+		;
 }
 
 static void hung_finish(struct job *job)
@@ -103,20 +109,22 @@ static void hung_finish(struct job *job)
 static void a_store_that_hangs_holds_up_no_other_work(void **state)
 {
 	struct fixture *f = *state;
-	struct job jobs[8] = { 0 };
+	struct job jobs[HUNG] = { 0 };
 
 	loop_thread = pthread_self();
 	n_run = n_finished = 0;
-	store_hangs = true;
-	for (int i = 0; i < 8; i++) {
+	sem_init(&store_answers, 0, 0);
+	for (int i = 0; i < HUNG; i++) {
 		jobs[i] = (struct job){ .lane = LANE_STORE, .run = hang, .finish = hung_finish };
 		assert_int_equal(f->env->ops->offload(f->env, &jobs[i]), 0);
 	}
-	offload_numbered(f, 8);
+	offload_numbered(f, HUNG);
 	UNTIL(f, n_finished == 1);
 	assert_int_equal(n_run, 1);
-	store_hangs = false;
-	UNTIL(f, n_finished == 9);
+	for (int i = 0; i < HUNG; i++)
+		sem_post(&store_answers);
+	UNTIL(f, n_finished == HUNG + 1);
+	sem_destroy(&store_answers);
 }
 
 static pthread_barrier_t barrier;
