@@ -163,6 +163,36 @@ static void packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them(struct 
 	EXPECT_INT(count_keys(shelf).packs, 0);
 }
 
+static int drop_second(void *arg)
+{
+	struct shelf *shelf = arg;
+	const struct place at = place();
+
+	cache_drop(shelf->bundles, &at, 1);
+	return 0;
+}
+
+/* Nobody opens a version any more, but what was begun before may end. */
+static void leases_are_given_back_though_the_cache_changes_meanwhile(struct shelf *shelf, struct shelf *other,
+								     struct error *e)
+{
+	struct version *first, *second;
+	struct nursery nursery;
+
+	nursery_init(&nursery, shelf->bed->env->loop);
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_CALL(open_it(shelf, "1", &second, e), 0, e);
+	EXPECT_CALL(open_it(shelf, "2", &first, e), 0, e);
+	EXPECT_INT(fiber_start(&nursery, "drop", drop_second, shelf), 0);
+	readers_stop(shelf->bundles);
+	EXPECT_INT(nursery_wait(&nursery, deadline(shelf)), 0);
+	nursery_fini(&nursery);
+	EXPECT_CALL(delete_it(other, 2, e), 0, e);
+	version_put(first);
+	version_put(second);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -174,6 +204,7 @@ int main(void)
 		SHELF_STORY(who_cannot_delete_what_another_node_deletes_is_not_told_that_it_stays),
 		SHELF_STORY(the_parent_of_an_open_save_is_not_deleted),
 		SHELF_STORY(packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them),
+		SHELF_STORY(leases_are_given_back_though_the_cache_changes_meanwhile),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -220,17 +220,26 @@ int readers_keep(void *arg)
 	return 0;
 }
 
+static struct version *first_leased(const struct bundles *bundles)
+{
+	list_each(node, &bundles->cached)
+		if (list_entry(node, struct version, cached)->leased_ns)
+			return list_entry(node, struct version, cached);
+	return NULL;
+}
+
+/* One after the other from the front: while one is given back the list may become another. */
 void readers_stop(struct bundles *bundles)
 {
 	uint64_t deadline_ns = env_in_ms(bundles->env, READER_TICK_MS);
+	struct version *version;
 	struct place place;
 
-	list_each(node, &bundles->cached) {
-		struct version *version = list_entry(node, struct version, cached);
+	while ((version = first_leased(bundles))) {
+		_cleanup_(cleanup_version_put) struct version *held = version_get(version);
 
-		if (version->leased_ns &&
-		    !place_init(view_str(version->tenant), view_str(version->bundle), &place, NULL))
-			reader_end(bundles, &place, version->number, deadline_ns);
-		version->leased_ns = 0;
+		held->leased_ns = 0;
+		if (!place_init(view_str(held->tenant), view_str(held->bundle), &place, NULL))
+			reader_end(bundles, &place, held->number, deadline_ns);
 	}
 }
