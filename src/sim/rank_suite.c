@@ -593,8 +593,8 @@ static int set_label(struct client *c, unsigned bundle, const struct attempt *a)
 		known->possible[0] = sure ? m.number : known->possible[0];
 		known->n = sure ? 1 : known->n;
 	}
-	return r == -ENOENT || (r == -ERR_EDELETED && truth_may_go(h, a)) ? 0 :
-									    r; /* a rule may be about to delete it */
+	bool dying = r == -ERR_EDELETED && a && truth_may_go(h, a); /* a rule is about to delete it */
+	return r == -ENOENT || dying ? 0 : r;
 }
 
 static int open_label(struct client *c, unsigned bundle)
