@@ -101,8 +101,14 @@ static int no_version(const struct place *place, uint64_t number, struct error *
 			 (const char *)place->bundle.ptr, number);
 }
 
-/* 0: marked; DELETE_TAKEN_OVER: somebody had begun, and it is marked anew; DELETE_NOT_BEGUN: nobody had, with @resume; META_CONFLICT. */
-static int mark_dying(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark, bool resume,
+struct marking {
+	uint64_t mark;
+	uint64_t rule; /* not 0: for this rule, while it is in force */
+	bool resume;   /* only if somebody has begun */
+};
+
+/* 0: marked; DELETE_TAKEN_OVER: somebody had begun, and it is marked anew; DELETE_NOT_BEGUN; META_CONFLICT. */
+static int mark_dying(struct bundles *bundles, const struct place *place, uint64_t number, const struct marking *how,
 		      uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(change_fini) struct change change = { 0 };
@@ -116,7 +122,7 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 	if (r == ROW_ABSENT)
 		return no_version(place, number, e);
 	bool begun = !r && row.state == ROW_DYING;
-	if (!r && !begun && resume)
+	if (!r && !begun && (how->resume || (how->rule && how->rule != change.row.rule)))
 		return DELETE_NOT_BEGUN;
 	if (!r && !begun) /* a move or a slot that comes now changes the bundle's row */
 		r = check_labels(bundles, place, number, deadline_ns, e);
@@ -128,7 +134,7 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 	const struct row_slot unfinished = { .save_id = row.save_id,
 					     .epoch = row.epoch }; /* index_mend() looks there */
 	row.state = ROW_DYING;
-	row.mark = mark;
+	row.mark = how->mark;
 	r = change_put_version(&change, &key, &row);
 	if (!r)
 		r = change_put_slot(&change, &slot, &unfinished);
@@ -137,7 +143,7 @@ static int mark_dying(struct bundles *bundles, const struct place *place, uint64
 	return !r && begun ? DELETE_TAKEN_OVER : r;
 }
 
-static int begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark, bool resume,
+static int begin(struct bundles *bundles, const struct place *place, uint64_t number, const struct marking *how,
 		 uint64_t deadline_ns, struct error *e)
 {
 	int r = META_CONFLICT;
@@ -145,7 +151,7 @@ static int begin(struct bundles *bundles, const struct place *place, uint64_t nu
 	for (int i = 0; r == META_CONFLICT; i++) {
 		r = change_again(bundles, place, i, e);
 		if (!r)
-			r = mark_dying(bundles, place, number, mark, resume, deadline_ns, e);
+			r = mark_dying(bundles, place, number, how, deadline_ns, e);
 	}
 	return r;
 }
@@ -153,7 +159,9 @@ static int begin(struct bundles *bundles, const struct place *place, uint64_t nu
 int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
 		 uint64_t deadline_ns, struct error *e)
 {
-	return begin(bundles, place, number, mark, false, deadline_ns, e);
+	const struct marking how = { .mark = mark };
+
+	return begin(bundles, place, number, &how, deadline_ns, e);
 }
 
 /* META_CONFLICT */
@@ -295,7 +303,8 @@ static uint64_t new_mark(struct bundles *bundles)
 int delete_resume(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e)
 {
-	int r = begin(bundles, place, number, new_mark(bundles), true, deadline_ns, e);
+	const struct marking how = { .mark = new_mark(bundles), .resume = true };
+	int r = begin(bundles, place, number, &how, deadline_ns, e);
 
 	if (r == DELETE_NOT_BEGUN) /* whoever had begun has just taken his mark back: it is read, and stays */
 		return 0;
@@ -305,21 +314,21 @@ int delete_resume(struct bundles *bundles, const struct place *place, uint64_t n
 	return r ? r : delete_rest(bundles, place, number, deadline_ns, e);
 }
 
-static int delete_live(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		       struct error *e)
+static int delete_live(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t rule,
+		       uint64_t deadline_ns, struct error *e)
 {
-	uint64_t mark = new_mark(bundles);
+	const struct marking how = { .mark = new_mark(bundles), .rule = rule };
 	int r = await_readers(bundles, place, number, deadline_ns, e);
 
 	if (!r)
-		r = delete_begin(bundles, place, number, mark, deadline_ns, e);
+		r = begin(bundles, place, number, &how, deadline_ns, e);
 	bool ours = r == 0;
-	if (r < 0)
+	if (r < 0 || r == DELETE_NOT_BEGUN)
 		return r;
 	point_reached(POINT_DELETE_MARKED);
 	r = readers_check(bundles, place, number, deadline_ns, e);
 	if (r && ours)
-		(void)unmark(bundles, place, number, mark, env_in_ms(bundles->env, SETTLE_MS), NULL);
+		(void)unmark(bundles, place, number, how.mark, env_in_ms(bundles->env, SETTLE_MS), NULL);
 	return r ? r : delete_rest(bundles, place, number, deadline_ns, e);
 }
 
@@ -348,25 +357,31 @@ static int needs_room(int r, struct error *e)
 			 e->text);
 }
 
+int delete_for_rule(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t rule,
+		    uint64_t deadline_ns, struct error *e)
+{
+	enum root_state state;
+	int r;
+
+	index_mend(bundles, place, deadline_ns);
+	r = index_version(bundles, place, number, false, &state, deadline_ns, e);
+	if (!r && (state == ROOT_NONE || state == ROOT_BURNED))
+		r = no_version(place, number, e);
+	if (!r && state == ROOT_PUBLISHED)
+		r = delete_live(bundles, place, number, rule, deadline_ns, e);
+	if (r == -EBUSY)
+		r = busy(bundles, place, number, deadline_ns, e);
+	if (!r)
+		delete_objects(bundles, place, number, deadline_ns);
+	return needs_room(r, e);
+}
+
 int version_delete(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t number,
 		   uint64_t deadline_ns, struct error *e)
 {
 	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
-	enum root_state state;
 	struct place place;
-
 	int r = place_init(tenant, bundle, &place, e);
-	if (r)
-		return r;
-	index_mend(bundles, &place, deadline_ns);
-	r = index_version(bundles, &place, number, false, &state, deadline_ns, e);
-	if (!r && (state == ROOT_NONE || state == ROOT_BURNED))
-		r = no_version(&place, number, e);
-	if (!r && state == ROOT_PUBLISHED)
-		r = delete_live(bundles, &place, number, deadline_ns, e);
-	if (r == -EBUSY)
-		r = busy(bundles, &place, number, deadline_ns, e);
-	if (!r)
-		delete_objects(bundles, &place, number, deadline_ns);
-	return needs_room(r, e);
+
+	return r ? r : delete_for_rule(bundles, &place, number, 0, deadline_ns, e);
 }

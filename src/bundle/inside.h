@@ -315,6 +315,9 @@ enum { DELETE_TAKEN_OVER = 4, DELETE_NOT_BEGUN = 5 }; /* not among the outcomes 
 /* Marks it dying, as @mark's. 0; DELETE_TAKEN_OVER: somebody had begun; -EBUSY, -ENOENT. */
 int delete_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t mark,
 		 uint64_t deadline_ns, struct error *e);
+/* version_delete() for rule @rule: DELETE_NOT_BEGUN when another one is in force by now. 0: for somebody who wants it. */
+int delete_for_rule(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t rule,
+		    uint64_t deadline_ns, struct error *e);
 /* Goes on with what somebody has begun, if he has not taken it back; -EBUSY: it is still read. */
 int delete_resume(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e);

@@ -263,7 +263,11 @@ int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret
 
 		if ((row.keep_every && number % row.keep_every == 0) || has(&labelled, number))
 			continue;
-		r = version_delete(bundles, place->tenant, place->bundle, number, deadline_ns, e);
+		r = delete_for_rule(bundles, place, number, row.rule, deadline_ns, e);
+		if (r == DELETE_NOT_BEGUN) { /* another rule has come */
+			r = 0;
+			break;
+		}
 		if (!r)
 			logm(LOG_INFO, "bundle.rule-deleted", "bundle=%.*s version=%" PRIu64, (int)place->bundle.len,
 			     (const char *)place->bundle.ptr, number);

@@ -51,6 +51,56 @@ static void a_rule_is_applied_after_each_publication(struct shelf *shelf, struct
 	expect_numbers(other, "4 5 6");
 }
 
+struct applying {
+	struct shelf *shelf;
+	uint64_t deleted;
+	int result;
+};
+
+static int apply_rule(void *arg)
+{
+	struct applying *a = arg;
+	struct place at = place();
+	struct error e;
+
+	a->result = rule_apply(a->shelf->bundles, &at, &a->deleted, deadline(a->shelf), &e);
+	return 0;
+}
+
+static uint64_t versions_of(struct shelf *shelf)
+{
+	struct place at = place();
+	struct row_bundle row;
+	struct error e;
+
+	EXPECT_CALL(row_read_bundle(shelf->bundles, &at, &row, deadline(shelf), &e), 0, &e);
+	return row.n_versions;
+}
+
+static void a_rule_that_is_replaced_deletes_nothing_more(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	enum { VERSIONS = 20 };
+	struct applying a = { .shelf = other, .result = 1 };
+	struct nursery flows;
+
+	for (uint64_t seed = 1; seed <= VERSIONS; seed++)
+		shelf_save(shelf, bundle, seed);
+	EXPECT_CALL(retain(shelf, 1, 0, e), 0, e);
+	nursery_init(&flows, shelf->bed->env->loop);
+	EXPECT_INT(fiber_start(&flows, "rule", apply_rule, &a), 0);
+	while (versions_of(shelf) == VERSIONS)
+		EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
+	EXPECT_CALL(retain(shelf, 0, 0, e), 0, e);
+	EXPECT_INT(a.result, 1); /* it is still at it */
+	uint64_t left = versions_of(shelf);
+	EXPECT_INT(nursery_wait(&flows, deadline(shelf)), 0);
+	nursery_fini(&flows);
+	EXPECT_INT(a.result, 0);
+	EXPECT_INT(a.deleted >= 1, 1);
+	EXPECT_INT(left - versions_of(shelf) <= 1, 1); /* one was marked before */
+	EXPECT_INT(versions_of(shelf), VERSIONS - a.deleted);
+}
+
 static void the_highest_rule_is_in_force_after_a_rebuild_too(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	struct rebuild_counts counts;
@@ -102,6 +152,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		SHELF_STORY(a_rule_keeps_the_last_each_kth_and_what_is_labelled_or_read),
 		SHELF_STORY(a_rule_is_applied_after_each_publication),
+		SHELF_STORY(a_rule_that_is_replaced_deletes_nothing_more),
 		SHELF_STORY(the_highest_rule_is_in_force_after_a_rebuild_too),
 		SHELF_STORY(a_rule_cut_at_any_step_is_in_force_or_never_was),
 	};
