@@ -242,8 +242,8 @@ static int sort_segments(struct scan *scan, enum ended ended, bool has_slot)
 
 	for (const char *key = (const char *)scan->segments.ptr; !r && key < end; key += strlen(key) + 1) {
 		if (map_get(&scan->live, view_str(key + strlen(scan->place->prefix))))
-			(void)0;
-		else if (ended != ENDED_NOT)
+			continue;
+		if (ended != ENDED_NOT)
 			r = add_dead(scan, key, ended);
 		else if (!has_slot)
 			not_understood(scan, key);

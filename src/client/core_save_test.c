@@ -310,16 +310,21 @@ static void a_save_that_fails_after_it_was_captured_owes_nothing(void **state)
 	end(s, &v);
 }
 
+static void refuse_offer(struct script *s, struct saving *v, int code, const char *words)
+{
+	begin(s, v, false);
+	assert_int_equal(core_save_submit(v->save, NULL), 0);
+	script_expect(s, MSG_SAVE);
+	script_fail(s, code, words);
+	check_ends(v, 1, 1, 1);
+}
+
 static void a_refused_offer_fails_without_a_cancel(void **state)
 {
 	struct script *s = *state;
 	struct saving v;
 
-	begin(s, &v, false);
-	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	script_expect(s, MSG_SAVE);
-	script_fail(s, -EINVAL, "no such bundle's name");
-	check_ends(&v, 1, 1, 1);
+	refuse_offer(s, &v, -EINVAL, "no such bundle's name");
 	assert_string_equal(v.captured.future.error.text, "no such bundle's name");
 	script_silence(s);
 	end(s, &v);
@@ -419,11 +424,7 @@ static void an_offer_for_which_the_daemon_has_no_room_is_told_to_the_other_ranks
 	struct msg_cancel m;
 	struct saving v;
 
-	begin(s, &v, false);
-	assert_int_equal(core_save_submit(v.save, NULL), 0);
-	script_expect(s, MSG_SAVE);
-	script_fail(s, -EBUSY, "256 requests are under way");
-	check_ends(&v, 1, 1, 1);
+	refuse_offer(s, &v, -EBUSY, "256 requests are under way");
 	script_expect(s, MSG_CANCEL);
 	assert_int_equal(msg_cancel_decode(view_buf(&s->body), &m), 0);
 	assert_true(!m.number && m.group == 31 && view_equal(m.words, view_str("256 requests are under way")));

@@ -679,20 +679,26 @@ static void a_store_without_the_generation_of_the_index_is_not_joined(void **sta
 	bed_run(state, unmounted_story);
 }
 
+/* In the index, as a rebuild leaves it there. */
+static void set_index_generation(struct bed *bed, uint32_t generation)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	struct error e;
+
+	EXPECT_INT(put_u32(&value, &generation), 0);
+	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
+	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
+}
+
 /* Another disk, which was this store's once: a copy from before a rebuild. */
 static int old_store_story(struct bed *bed)
 {
-	_cleanup_(buf_fini) struct buf value = { 0 };
-	const uint32_t rebuilt = 2;
 	struct error e;
-	struct meta_req *req = meta_req_new(META_TXN);
 
 	bed_start(bed, 0);
 	bed_stop(bed, 0);
-	EXPECT_INT(put_u32(&value, &rebuilt), 0);
-	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
-	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
-	meta_req_free(req);
+	set_index_generation(bed, 2);
 	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
 	expect_unmounted(bed, cluster, 100, "has no object g/2, only g/1:");
 	cluster_stop(cluster);
@@ -708,19 +714,14 @@ static void a_store_of_an_older_generation_than_the_index_is_not_joined(void **s
 /* A try to join that failed half-way has left a generation, which a rebuild has overtaken since. */
 static int overtaken_story(struct bed *bed)
 {
-	_cleanup_(buf_fini) struct buf value = { 0 };
 	const uint32_t rebuilt = 3;
 	struct error e;
-	struct meta_req *req = meta_req_new(META_TXN);
 
 	bed_start(bed, 0);
 	struct cluster *cluster = bed_new(bed, 1, "bed", &e);
 	cluster_set_generation(cluster, 1);
-	EXPECT_INT(put_u32(&value, &rebuilt), 0);
-	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
 	EXPECT_CALL(backend_write(bed->backend, "g/3", view_str(""), true, bed_deadline(bed), &e), 0, &e);
-	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
-	meta_req_free(req);
+	set_index_generation(bed, rebuilt);
 	cluster_set_generation(at(bed, 0), rebuilt);
 	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), 0, &e);
 	EXPECT_INT(cluster_generation(cluster), rebuilt);
