@@ -242,12 +242,33 @@ static int read_numbers(struct bundles *bundles, const struct place *place, char
 	return rows_each(bundles, row_key_view(&prefix), (struct view){ 0 }, each, numbers, deadline_ns, e);
 }
 
+/* What is read, labelled or pinned just now, or is gone already, is passed by; what is damaged, too, and told in the end. DELETE_NOT_BEGUN. */
+static int delete_by_rule(struct bundles *bundles, const struct place *place, uint64_t number,
+			  const struct row_bundle *row, uint64_t *deleted, struct error *damaged, uint64_t deadline_ns,
+			  struct error *e)
+{
+	struct error why = { 0 };
+	int r = delete_for_rule(bundles, place, number, row->rule, deadline_ns, &why);
+
+	if (!r) {
+		logm(LOG_INFO, "bundle.rule-deleted", "bundle=%.*s version=%" PRIu64, (int)place->bundle.len,
+		     (const char *)place->bundle.ptr, number);
+		++*deleted;
+	}
+	if (r == -ERR_EDAMAGED && !damaged->code)
+		*damaged = why;
+	if (r == -EBUSY || r == -EAGAIN || r == -ENOENT || r == -ERR_EDAMAGED)
+		return 0;
+	return r >= 0 ? r : error_set(e, r, "%s", why.code ? why.text : error_meaning(r));
+}
+
 int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret_deleted, uint64_t deadline_ns,
 	       struct error *e)
 {
 	_cleanup_(numbers_fini) struct numbers live = { 0 }, labelled = { 0 };
 	struct row_bundle row;
 	uint64_t deleted = 0;
+	struct error damaged = { 0 };
 
 	int r = row_read_bundle(bundles, place, &row, deadline_ns, e);
 	if (r || !row.keep_last || row.n_versions <= row.keep_last) {
@@ -263,19 +284,10 @@ int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret
 
 		if ((row.keep_every && number % row.keep_every == 0) || has(&labelled, number))
 			continue;
-		r = delete_for_rule(bundles, place, number, row.rule, deadline_ns, e);
-		if (r == DELETE_NOT_BEGUN) { /* another rule has come */
-			r = 0;
-			break;
-		}
-		if (!r)
-			logm(LOG_INFO, "bundle.rule-deleted", "bundle=%.*s version=%" PRIu64, (int)place->bundle.len,
-			     (const char *)place->bundle.ptr, number);
-		deleted += !r;
-		r = r == -EBUSY || r == -EAGAIN || r == -ENOENT ?
-			    0 :
-			    r; /* read, labelled or pinned just now; gone already */
+		r = delete_by_rule(bundles, place, number, &row, &deleted, &damaged, deadline_ns, e);
 	}
 	*ret_deleted = deleted;
-	return r;
+	if (r == DELETE_NOT_BEGUN) /* another rule has come */
+		r = 0;
+	return r || !damaged.code ? r : error_set(e, damaged.code, "%s", damaged.text);
 }

@@ -147,6 +147,24 @@ static void a_rule_cut_at_any_step_is_in_force_or_never_was(struct shelf *shelf,
 	expect_rule(shelf, 8, 0);
 }
 
+static void a_rule_passes_by_a_version_whose_root_is_damaged(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	const struct place at = place();
+	char key[KEY_BYTES];
+	uint64_t deleted;
+
+	for (uint64_t seed = 1; seed <= 4; seed++)
+		shelf_save(shelf, bundle, seed);
+	bundles_stop(shelf->bundles);
+	root_key(&at, 1, key);
+	EXPECT_CALL(backend_write(shelf->bundles->backend, key, view_str("rot"), false, deadline(shelf), e), 0, e);
+	EXPECT_CALL(retain(shelf, 1, 0, e), 0, e);
+	EXPECT_CALL(rule_apply(shelf->bundles, &at, &deleted, deadline(shelf), e), -ERR_EDAMAGED, e);
+	EXPECT_INT(deleted, 2);
+	EXPECT(strstr(e->text, key));
+	expect_numbers(other, "1 4");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -155,6 +173,7 @@ int main(void)
 		SHELF_STORY(a_rule_that_is_replaced_deletes_nothing_more),
 		SHELF_STORY(the_highest_rule_is_in_force_after_a_rebuild_too),
 		SHELF_STORY(a_rule_cut_at_any_step_is_in_force_or_never_was),
+		SHELF_STORY(a_rule_passes_by_a_version_whose_root_is_damaged),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
