@@ -235,6 +235,20 @@ def test_a_node_is_ready_while_all_that_it_needs_is_there(cluster):
     becomes(cluster, 0, 200, "ready")
 
 
+def test_a_session_whose_daemon_is_stopped_hears_soon_that_its_status_does_not_come(cluster):
+    cluster.up(1)
+    with forebay.connect(cluster.socket(0)) as session:
+        os.kill(cluster.pids()[0], signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            with pytest.raises(forebay.Error) as caught:
+                session.status()
+        finally:
+            os.kill(cluster.pids()[0], signal.SIGCONT)
+        assert caught.value.name == "ETIMEDOUT" and time.monotonic() - begin < LIMIT_S
+        assert session.status()["nodes"]  # the session lives on
+
+
 def test_a_node_whose_index_is_missing_says_so(cluster):
     cluster.up(1)
     cluster.down()

@@ -293,7 +293,7 @@ struct forebay_status_events {
 	void (*not_joined)(void *arg, const char *words); /* why this node serves nothing else yet */
 };
 /* What the node's daemon sees: the cluster, its nodes, the saves that it takes part in, its counters. NULL members are skipped.
- * Whatever is down: within a few seconds. */
+ * Whatever else is down: within a few seconds. -ETIMEDOUT after 15 s: this daemon itself does not answer. */
 int forebay_status(struct forebay_session *session, const struct forebay_status_events *events, void *arg);
 struct forebay_collect_events {
 	size_t size;

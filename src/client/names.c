@@ -376,7 +376,7 @@ int forebay_status(struct forebay_session *session, const struct forebay_status_
 		return api_fail(-EINVAL, "status: no session");
 	int r = api_take(&own, sizeof(own), events, "struct forebay_status_events", &e);
 	if (!r)
-		r = session_call(session, MSG_STATUS, &body, 0, CALL_MS, &answer, &e);
+		r = session_call(session, MSG_STATUS, &body, 0, SEEN_CALL_MS, &answer, &e);
 	if (r)
 		return api_result(r, &e);
 	r = msg_status_reply_decode(view_buf(&answer), &reply);

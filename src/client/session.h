@@ -22,6 +22,7 @@
 #define CONNECT_MS	 10000
 #define CALL_MS		 120000		     /* for calls that have no time-out of their own */
 #define LONG_CALL_MS	 (24u * 3600 * 1000) /* verify, rebuild */
+#define SEEN_CALL_MS	 15000		     /* status, why: the daemon needs 11 s at most, whatever is down */
 #define GRACE_MS	 2000 /* after which an answer that is due is not waited for any more: the daemon is stuck */
 #define LAST_WORDS_MS	 2000 /* for what is still to be sent when a session ends */
 #define COPY_THREADS	 4    /* by default at most */

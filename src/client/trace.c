@@ -176,7 +176,7 @@ int forebay_trace(struct forebay_session *session, uint64_t save, const char *bu
 		return api_fail(-EINVAL, "trace: no session");
 	const struct msg_trace m = { .save_id = save, .bundle = view_str(bundle), .version = number };
 	int r = msg_trace_encode(&m, &body);
-	r = session_call(session, MSG_TRACE, &body, r, CALL_MS, &answer, &e);
+	r = session_call(session, MSG_TRACE, &body, r, SEEN_CALL_MS, &answer, &e);
 	if (r)
 		return api_result(r, &e);
 	r = msg_trace_reply_decode(view_buf(&answer), &reply);
