@@ -433,19 +433,97 @@ static void a_long_request_comes_in_parts(void)
 	client_close(&c);
 }
 
+/* It waits for its other rank, which never comes. */
+static void ask_pair(struct client *c, uint32_t number)
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "pair-%u", number);
+	ASK(c, MSG_JOIN, join, .group = view_str(name), .run = view_str("r"), .rank = 0, .size = 2);
+}
+
 static void too_many_requests_at_once_are_refused(void)
 {
 	struct client c;
 
 	greet(&c);
-	for (uint32_t i = 0; i <= DOOR_CALLS_MAX; i++) { /* each waits for its other rank */
-		char name[32];
-
-		snprintf(name, sizeof(name), "pair-%u", i);
-		ASK(&c, MSG_JOIN, join, .group = view_str(name), .run = view_str("r"), .rank = 0, .size = 2);
-	}
+	for (uint32_t i = 0; i <= DOOR_CALLS_MAX; i++)
+		ask_pair(&c, i);
 	expect_failure(&c, -EBUSY, "under way");
 	client_close(&c);
+}
+
+/* The session that was made first of those that are there. */
+static struct session *first_session(void)
+{
+	return list_entry(house.door->sessions.next, struct session, link);
+}
+
+/* A request that takes a while to end. */
+struct slow {
+	struct waitplace place;
+	bool over;
+};
+
+static int be_slow(void *arg)
+{
+	struct slow *slow = arg;
+
+	while (!slow->over)
+		(void)wait_at_shielded(&slow->place, env_in_ms(house.bed->env, WAIT_MS));
+	return 0;
+}
+
+/* Two pieces come in the same turn, before what the largest held is given back: only that one gives way. */
+static void who_gives_way_is_one_and_not_who_comes_next(void)
+{
+	struct client large, others[2];
+	struct slow slow = { 0 };
+
+	waitplace_init(&slow.place);
+	greet(&large);
+	struct session *session = first_session();
+	greet(&others[0]);
+	greet(&others[1]);
+	session->request_bytes += DOOR_BYTES_MAX;
+	house.door->bytes += DOOR_BYTES_MAX;
+	EXPECT_INT(fiber_start(&session->nursery, "slow", be_slow, &slow), 0);
+	for (int i = 0; i < 2; i++)
+		send_frame(others[i].fd, MSG_LABEL, 7, FRAME_MORE, view_str("x"));
+	expect_end(&large);
+	for (int i = 0; i < 2; i++) {
+		say(&others[i], MSG_PING, (struct view){ 0 });
+		expect(&others[i], MSG_PING, FRAME_REPLY);
+		client_close(&others[i]);
+	}
+	house.door->bytes -= DOOR_BYTES_MAX;
+	slow.over = true;
+	wake_all(&slow.place);
+	client_close(&large);
+}
+
+/* Each of their requests waits for ranks that never come, and there are more of them than the daemon has fibers. */
+static void a_crowd_that_waits_keeps_nobody_out(void)
+{
+	enum { CROWD = FIBERS_MAX / DOOR_CALLS_MAX };
+	struct client *crowd = calloc(CROWD, sizeof(*crowd)), early, late;
+
+	greet(&early);
+	for (uint32_t i = 0; i < CROWD; i++) {
+		greet(&crowd[i]);
+		for (uint32_t k = 0; k < DOOR_CALLS_MAX; k++)
+			ask_pair(&crowd[i], i * DOOR_CALLS_MAX + k);
+	}
+	greet(&late);
+	ASK(&early, MSG_JOIN, join, .group = view_str("alone"), .run = view_str("r"), .size = 1);
+	expect(&early, MSG_JOIN, FRAME_REPLY);
+	ASK(&late, MSG_JOIN, join, .group = view_str("lone"), .run = view_str("r"), .size = 1);
+	expect(&late, MSG_JOIN, FRAME_REPLY);
+	for (uint32_t i = 0; i < CROWD; i++)
+		client_close(&crowd[i]);
+	client_close(&early);
+	client_close(&late);
+	free(crowd);
 }
 
 static void a_node_that_is_not_ready_says_why(void)
@@ -711,6 +789,8 @@ int main(void)
 		STORY(random_bodies_harm_nobody),
 		STORY(a_long_request_comes_in_parts),
 		STORY(too_many_requests_at_once_are_refused),
+		STORY(who_gives_way_is_one_and_not_who_comes_next),
+		STORY(a_crowd_that_waits_keeps_nobody_out),
 		STORY(a_node_that_is_not_ready_says_why),
 		STORY(status_names_the_cluster_its_nodes_and_counters),
 		STORY(nodes_that_say_nothing_keep_no_answer_back),

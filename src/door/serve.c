@@ -136,6 +136,11 @@ static int handle(struct request *request, struct buf *body, struct error *e)
 	return r;
 }
 
+static struct door_native *first_of(struct door_native *door)
+{
+	return door->options.first ? door->options.first : door;
+}
+
 static int request_run(void *arg)
 {
 	struct request *request = arg;
@@ -148,11 +153,70 @@ static int request_run(void *arg)
 		door_refused(session, COUNT_CLIENT_BODY, e.text);
 	answer(request, r, e.text, &body);
 	session->n_requests--;
+	first_of(session->door)->n_requests--;
 	session->request_bytes -= request->body.len;
 	session->door->bytes -= request->body.len;
 	buf_fini(&request->body);
 	free(request);
 	return 0;
+}
+
+/* ---- room -------------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t bytes_of(const struct session *session)
+{
+	return session->request_bytes + session->joiner.bytes;
+}
+
+/*
+ * Whoever holds the most gives way, so that one client alone cannot keep the others from being heard. For what those hold that have
+ * ended nobody else does: they unwind by themselves. They may hold as much again as those who are there, and no more.
+ */
+static void make_room(struct door_native *door, size_t bytes)
+{
+	struct session *largest = NULL;
+	uint64_t leaving = 0;
+
+	list_each(node, &door->sessions) {
+		struct session *session = list_entry(node, struct session, link);
+
+		if (session->gone)
+			leaving += bytes_of(session);
+		else if (!largest || bytes_of(session) > bytes_of(largest))
+			largest = session;
+	}
+	leaving = leaving < DOOR_BYTES_MAX ? leaving : DOOR_BYTES_MAX;
+	if (largest && door->bytes - leaving + bytes > DOOR_BYTES_MAX)
+		session_expel(largest, COUNT_CLIENT_LIMIT,
+			      "its process %d had the most bytes of requests under way, and all together were too many",
+			      (int)largest->pid);
+}
+
+/* Such a request ends by itself, or ends what others have begun. */
+static bool is_short(enum msg_type type)
+{
+	return type == MSG_FILLED || type == MSG_ITEMS || type == MSG_CANCEL || type == MSG_LEAVE || type == MSG_CLOSE;
+}
+
+static uint64_t fibers_of(const struct session *session)
+{
+	return session->n_requests + session->ranks.map.n + LOAD_FIBERS * session->loads.map.n;
+}
+
+/*
+ * A crowd that waits for what never comes must not take all fibers of the loop: nobody could connect, nor the daemon itself go on. A
+ * session may hold a share of those that are left, and a few as long as there are any for clients. A rank is counted for its
+ * group's lease, which may be kept here.
+ */
+static bool may_take_fibers(const struct session *session)
+{
+	const struct door_native *first = first_of(session->door);
+	uint64_t alive = fibers_alive(first->env->loop), soon = (uint64_t)REQUEST_FIBERS * first->n_requests;
+	uint64_t taken = alive > soon ? alive : soon;
+	uint64_t left = taken < FIBERS_SHARED_MAX ? FIBERS_SHARED_MAX - taken : 0;
+
+	return fibers_of(session) < left / FIBERS_SHARE ||
+	       (fibers_of(session) < FIBERS_FEW && alive < FIBERS_CLIENT_MAX);
 }
 
 /* Takes the bytes of @body over. */
@@ -162,6 +226,11 @@ static int request_start(struct session *session, const struct frame_head *head,
 
 	if (session->n_requests >= most || session->request_bytes + body->len > REQUEST_BYTES_MAX)
 		return error_set(e, -EBUSY, "%u requests of this session are under way already", session->n_requests);
+	if (!is_short(head->type) && !may_take_fibers(session))
+		return error_set(
+			e, -EBUSY,
+			"this daemon serves so much that %u requests, %zu ranks and %zu loads of one session are too many",
+			session->n_requests, session->ranks.map.n, session->loads.map.n);
 	struct request *request = malloc(sizeof(*request));
 	if (!request)
 		return error_set(e, -ENOMEM, "no memory to serve a request");
@@ -178,32 +247,11 @@ static int request_start(struct session *session, const struct frame_head *head,
 		return error_set(e, r == -EAGAIN ? -EBUSY : r, "cannot serve one request more: %s", error_meaning(r));
 	}
 	session->n_requests++;
+	first_of(session->door)->n_requests++;
 	session->request_bytes += body->len;
 	session->door->bytes += body->len;
 	*body = (struct buf){ 0 };
 	return 0;
-}
-
-static uint64_t bytes_of(const struct session *session)
-{
-	return session->gone ? 0 : session->request_bytes + session->joiner.bytes;
-}
-
-/* Whoever holds the most gives way, so that one client alone cannot keep the others from being heard. */
-static void make_room(struct door_native *door)
-{
-	struct session *largest = NULL;
-
-	list_each(node, &door->sessions) {
-		struct session *session = list_entry(node, struct session, link);
-
-		if (!largest || bytes_of(session) > bytes_of(largest))
-			largest = session;
-	}
-	if (largest)
-		session_expel(largest, COUNT_CLIENT_LIMIT,
-			      "its process %d had the most bytes of requests under way, and all together were too many",
-			      (int)largest->pid);
 }
 
 /* As body_join(), with the bytes of all sessions bounded. -ENOTCONN: this one gave way. */
@@ -213,7 +261,7 @@ static int take_piece(struct session *session, const struct frame_head *head, st
 	size_t before = session->joiner.bytes;
 
 	if (door->bytes + piece.len > DOOR_BYTES_MAX)
-		make_room(door);
+		make_room(door, piece.len);
 	if (session->gone)
 		return -ENOTCONN;
 	int r = body_join(&session->joiner, head, BODY_FOREVER, piece, body);

@@ -327,6 +327,11 @@ int fiber_start(struct nursery *nursery, const char *name, int (*fn)(void *arg),
 	return 0;
 }
 
+unsigned fibers_alive(const struct loop *loop)
+{
+	return loop->fibers.n_alive;
+}
+
 bool fiber_running(void)
 {
 	return current;

@@ -39,6 +39,7 @@ int nursery_wait(struct nursery *nursery, uint64_t deadline_ns);
 void nursery_fini(struct nursery *nursery);
 bool nursery_is_empty(const struct nursery *nursery);
 
+unsigned fibers_alive(const struct loop *loop);
 /* Makes fibers until @n wait to be started, the usual part of their stacks in memory. Without memory for all of them: fewer. */
 void fibers_prepare(struct loop *loop, unsigned n);
 bool fiber_running(void);      /* is the caller in a fiber */
