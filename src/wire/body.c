@@ -12,6 +12,7 @@ struct part {
 	uint64_t request, deadline_ns;
 	uint16_t type;
 	bool reply, refused; /* refused: the rest is swallowed */
+	bool late;	     /* refused since its time is over: whether a rest comes at all is not known */
 	struct buf body;
 };
 
@@ -49,19 +50,45 @@ static struct part *part_find(struct body_joiner *joiner, const struct frame_hea
 	return NULL;
 }
 
+static void part_refuse(struct body_joiner *joiner, struct part *part)
+{
+	part->refused = true;
+	joiner->bytes -= part->body.len;
+	buf_fini(&part->body);
+}
+
+/* Of a body that is forgotten frames may still be on their way: the last of them must not be taken for a body of its own. */
 void body_joiner_expire(struct body_joiner *joiner, uint64_t now_ns)
 {
 	list_each(node, &joiner->parts) {
 		struct part *part = list_entry(node, struct part, link);
 
-		if (now_ns > part->deadline_ns)
-			part_free(joiner, part);
+		if (now_ns <= part->deadline_ns || part->late)
+			continue;
+		part_refuse(joiner, part);
+		part->late = true;
 	}
+}
+
+/* Room for one body more, if need be that of the oldest late one. */
+static bool has_room(struct body_joiner *joiner)
+{
+	if (joiner->n_parts < BODY_PARTS_MAX)
+		return true;
+	list_each(node, &joiner->parts) {
+		struct part *part = list_entry(node, struct part, link);
+
+		if (!part->late)
+			continue;
+		part_free(joiner, part);
+		return true;
+	}
+	return false;
 }
 
 static struct part *part_new(struct body_joiner *joiner, const struct frame_head *head, uint64_t deadline_ns)
 {
-	struct part *part = joiner->n_parts < BODY_PARTS_MAX ? calloc(1, sizeof(*part)) : NULL;
+	struct part *part = has_room(joiner) ? calloc(1, sizeof(*part)) : NULL;
 
 	if (!part)
 		return NULL;
@@ -84,13 +111,6 @@ static int part_add(struct body_joiner *joiner, struct part *part, struct view p
 	if (!r)
 		joiner->bytes += piece.len;
 	return r;
-}
-
-static void part_refuse(struct body_joiner *joiner, struct part *part)
-{
-	part->refused = true;
-	joiner->bytes -= part->body.len;
-	buf_fini(&part->body);
 }
 
 int body_join(struct body_joiner *joiner, const struct frame_head *head, uint64_t deadline_ns, struct view piece,

@@ -33,7 +33,7 @@ void body_joiner_fini(struct body_joiner *joiner); /* accepts a zeroed one */
  */
 int body_join(struct body_joiner *joiner, const struct frame_head *head, uint64_t deadline_ns, struct view piece,
 	      struct buf *ret_body);
-/* Forgets bodies whose rest has not come in time: their sender has given up. */
+/* Forgets the bytes of bodies whose rest has not come in time: their sender has given up. What still comes of them is swallowed. */
 void body_joiner_expire(struct body_joiner *joiner, uint64_t now_ns);
 
 /* The next frame's piece of @body: at most FRAME_BODY_MAX bytes leave it. Sets or clears FRAME_MORE in @head. */
