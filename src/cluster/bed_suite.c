@@ -64,7 +64,7 @@ struct cluster *bed_new(struct bed *bed, int i, const char *cluster_id, struct e
 	const struct cluster_options options = {
 		.node = node->name,
 		.domain = node->domain,
-		.listen = "tcp:127.0.0.1:0",
+		.listen = bed->listen ? bed->listen : "tcp:127.0.0.1:0",
 		.cluster_id = cluster_id,
 		.key = view_str(bed->key),
 		.meta = i ? NULL : bed->meta,

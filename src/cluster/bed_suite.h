@@ -25,7 +25,8 @@ struct bed_node {
 struct bed {
 	struct env *env;
 	char dir[64];
-	const char *key; /* of the clusters that are made next; NULL: none */
+	const char *key;    /* of the clusters that are made next; NULL: none */
+	const char *listen; /* where those listen; NULL: at any port */
 	struct meta *meta;
 	struct backend *backend;
 	struct bed_node nodes[BED_NODES];

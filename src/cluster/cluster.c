@@ -18,6 +18,7 @@ void generation_seen(struct cluster *cluster, uint32_t generation)
 {
 	if (cluster->joined && generation > cluster->generation)
 		cluster->generation = generation;
+	member_announce(cluster);
 }
 
 /*
@@ -296,6 +297,7 @@ int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 	if (r)
 		return r;
 	cluster->joined = true;
+	cluster->announced = cluster->generation;
 	if (cluster->meta_peer) /* it greeted as nobody in particular */
 		peer_close(cluster->meta_peer, -EHOSTDOWN, "this node has just joined");
 	return 0;

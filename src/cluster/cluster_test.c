@@ -735,6 +735,49 @@ static void a_node_that_tries_to_join_again_asks_for_the_generation_anew(void **
 	bed_run(state, overtaken_story);
 }
 
+/* The engine's disk is lost, its node starts with an empty one and rebuilds it; the others have gone on. */
+static int reborn_engine_story(struct bed *bed)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	const uint32_t rebuilt = 2;
+	struct node_info info;
+	char path[96], address[128];
+	struct error e;
+
+	snprintf(address, sizeof(address), "%s", cluster_address(at(bed, 0)));
+	bed->listen = address;
+	bed_stop(bed, 0);
+	bed_start(bed, 0); /* in its second life */
+	serve_all(bed, 0);
+	serve_all(bed, 1);
+	expect_echo(bed, 1, 0, "a");
+	bed_stop(bed, 0);
+	EXPECT_INT(calls_drain(NULL, bed->meta, bed_deadline(bed)), 0);
+	meta_free(bed->meta);
+	snprintf(path, sizeof(path), "%s/meta2", bed->dir);
+	EXPECT_CALL(meta_lmdb_open(bed->env, path, &bed->meta, &e), 0, &e);
+	struct meta_req *req = meta_req_new(META_TXN);
+	EXPECT_INT(put_u32(&value, &rebuilt), 0);
+	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
+	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
+	meta_req_free(req);
+	EXPECT_CALL(backend_write(bed->backend, "g/2", view_str(""), true, bed_deadline(bed), &e), 0, &e);
+	bed_start(bed, 0);
+	serve_all(bed, 0);
+	expect_echo(bed, 1, 0, "b"); /* it is no older life of itself */
+	while (cluster_node_info(at(bed, 0), "n1", bed_deadline(bed), &info, &e))
+		EXPECT_INT(fiber_sleep_until(env_in_ms(bed->env, 10)), 0); /* n1 says again who it is */
+	EXPECT_INT(info.incarnation, 1);
+	bed->listen = NULL;
+	expect_echo(bed, 0, 1, "c");
+	return 0;
+}
+
+static void a_cluster_goes_on_with_an_engine_that_was_lost_and_rebuilt(void **state)
+{
+	bed_run(state, reborn_engine_story);
+}
+
 /* The first start wrote the token and g/1, and was killed before it wrote the generation. */
 static int cut_story(struct bed *bed)
 {
@@ -845,6 +888,7 @@ int main(void)
 		TEST_NEW(an_empty_engine_before_a_store_in_use_must_be_rebuilt),
 		TEST_NEW(an_engine_older_than_the_store_must_be_rebuilt),
 		TEST_NEW(a_node_that_tries_to_join_again_asks_for_the_generation_anew),
+		TEST(a_cluster_goes_on_with_an_engine_that_was_lost_and_rebuilt),
 		TEST_NEW(a_store_without_the_generation_of_the_index_is_not_joined),
 		TEST_NEW(a_store_of_an_older_generation_than_the_index_is_not_joined),
 		TEST_NEW(a_first_start_that_was_cut_short_is_gone_on_with),

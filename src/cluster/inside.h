@@ -135,6 +135,8 @@ bool node_name_is_valid(const char *name);
 int peer_get(struct cluster *cluster, const char *name, uint64_t deadline_ns, struct peer **ret, struct error *e);
 /* Writes the own record with the next incarnation. */
 int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
+/* The generation may have been raised: an index that was made again has no record of who has not joined since. Waits for nothing. */
+void member_announce(struct cluster *cluster);
 
 /* ---- generation (generation.c) ---- */
 int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
@@ -170,6 +172,8 @@ struct cluster {
 
 	bool joined, stopping;
 	uint32_t generation;
+	uint32_t announced; /* the generation in which the index was last seen to have the own record */
+	bool announcing;    /* a fiber looks */
 	uint64_t incarnation;
 
 	struct map peers;	/* by name */

@@ -18,7 +18,8 @@
 #define RECORD_PREFIX	 "n/"
 #define RECORD_KEY_MAX	 (sizeof(RECORD_PREFIX) + NODE_NAME_MAX)
 #define RECORDS_A_PAGE	 256
-#define JOIN_ATTEMPTS	 8 /* against another node of the same name that joins at this moment */
+#define ANNOUNCE_MS	 1000 /* for one attempt to say again who this node is, and between two of them */
+#define JOIN_ATTEMPTS	 8    /* against another node of the same name that joins at this moment */
 
 struct record {
 	struct view address, domain;
@@ -353,6 +354,17 @@ static int record_write(struct cluster *cluster, struct view old, uint64_t incar
 	return meta_call_run(cluster->meta, &req, deadline_ns, e);
 }
 
+/*
+ * One more than before. An index that was made again knows no earlier lives, but the other nodes do, so each generation counts from a
+ * number that no earlier one has reached.
+ */
+static uint64_t next_incarnation(const struct cluster *cluster, uint64_t last)
+{
+	uint64_t least = (uint64_t)(cluster->generation - 1) << 32;
+
+	return (last < least ? least : last) + 1;
+}
+
 int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 {
 	for (int i = 0; i < JOIN_ATTEMPTS; i++) {
@@ -364,15 +376,59 @@ int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 			return r;
 		if (!r && record_decode(view_buf(&value), &record))
 			return error_set(e, -EPROTO, "the record of node %s cannot be read", cluster->node);
-		r = record_write(cluster, view_buf(&value), record.incarnation + 1, deadline_ns, e);
+		uint64_t incarnation = next_incarnation(cluster, record.incarnation);
+		r = record_write(cluster, view_buf(&value), incarnation, deadline_ns, e);
 		if (r < 0)
 			return r;
 		if (!r) {
-			cluster->incarnation = record.incarnation + 1;
+			cluster->incarnation = incarnation;
 			if (cluster->backend)
 				cluster->backend->incarnation = cluster->incarnation;
 			return 0;
 		}
 	}
 	return error_set(e, -EBUSY, "another node called %s joins at the same time", cluster->node);
+}
+
+/* 0: the index has this life of the node, or a later one. */
+static int record_again(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	struct record record = { 0 };
+	int r = record_read(cluster, cluster->node, &value, deadline_ns, e);
+
+	if (r && r != -ENOENT)
+		return r;
+	if (!r && record_decode(view_buf(&value), &record))
+		return error_set(e, -EPROTO, "the record of node %s cannot be read", cluster->node);
+	if (record.incarnation >= cluster->incarnation)
+		return 0;
+	r = record_write(cluster, view_buf(&value), cluster->incarnation, deadline_ns, e);
+	return r > 0 ? -EAGAIN : r;
+}
+
+static int announce_run(void *arg)
+{
+	struct cluster *cluster = arg;
+	int r = 0;
+
+	while (!r && cluster->announced < cluster->generation) {
+		uint32_t generation = cluster->generation;
+		struct error e = { 0 };
+
+		if (!record_again(cluster, env_in_ms(cluster->env, ANNOUNCE_MS), &e))
+			cluster->announced = generation;
+		else
+			r = fiber_sleep_until(env_in_ms(cluster->env, ANNOUNCE_MS));
+	}
+	cluster->announcing = false;
+	return 0;
+}
+
+/* Without memory for it: the next frame that is heard tries again. */
+void member_announce(struct cluster *cluster)
+{
+	if (!cluster->joined || cluster->stopping || cluster->announcing || cluster->announced >= cluster->generation)
+		return;
+	cluster->announcing = !fiber_start(&cluster->nursery, "announce", announce_run, cluster);
 }
