@@ -82,7 +82,8 @@ static int epoll_sleep(int epoll_fd, struct epoll_event *events, int n, uint64_t
 	if (!__atomic_load_n(&coarse, __ATOMIC_RELAXED)) {
 		int r = (int)syscall(SYS_epoll_pwait2, epoll_fd, events, n, until_ns == FOREVER ? NULL : &timeout, NULL,
 				     0);
-		if (r >= 0 || errno != ENOSYS)
+		if (r >= 0 ||
+		    (errno != ENOSYS && errno != EPERM)) /* EPERM: a container's filter that does not know it */
 			return r;
 		__atomic_store_n(&coarse, true, __ATOMIC_RELAXED);
 	}
