@@ -122,8 +122,6 @@ void backend_submit(struct backend *backend, struct backend_req *req)
 	req->got = 0;
 	if (req->hasher)
 		hasher_init(req->hasher);
-	if (req->hasher)
-		hasher_init(req->hasher);
 	req->size = 0;
 	req->out.len = 0;
 	req->error = (struct error){ 0 };

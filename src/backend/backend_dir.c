@@ -142,6 +142,8 @@ static bool is_left_over(const struct backend_dir *b, const char *name)
 	if (strncmp(name, b->node, len) != 0 || name[len] != '.')
 		return false;
 	uint64_t incarnation = strtoull(name + len + 1, &end, 10);
+	if (strchr(end, '.')) /* of another node, whose name begins like that */
+		return false;
 	return end > name + len + 1 && *end == '-' && incarnation < b->backend.incarnation &&
 	       !strstr(end, b->session); /* of this life, before it had joined */
 }

@@ -222,11 +222,12 @@ static void what_this_node_s_earlier_lives_left_is_swept_once_it_has_joined(void
 	write_file(BACKEND_DIR_TEMP "/test.12-0123-1", "of a later one");
 	write_file(BACKEND_DIR_TEMP "/test2.6-0123-1", "of another node");
 	write_file(BACKEND_DIR_TEMP "/test.x.6-0123-1", "of another node, too");
+	write_file(BACKEND_DIR_TEMP "/test.3-x.6-0123-1", "of a third");
 	assert_int_equal(backend_suite_put(backend, "a", "x", true), 0);
-	assert_int_equal(files_below(root), 7); /* not yet */
+	assert_int_equal(files_below(root), 8); /* not yet */
 	backend->incarnation = 7;
 	assert_int_equal(backend_suite_put(backend, "b", "x", true), 0);
-	assert_int_equal(files_below(root), 6);
+	assert_int_equal(files_below(root), 7);
 	assert_int_equal(access(below(BACKEND_DIR_TEMP "/test.6-0123-1"), F_OK), -1);
 	assert_int_equal(access(below(BACKEND_DIR_TEMP "/test.0-0123-1"), F_OK), -1);
 	backend_free(backend);
