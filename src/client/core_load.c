@@ -169,6 +169,12 @@ static int refused(struct core_load *load, int code, const char *words, struct e
 	return error_set(e, code, "%s", words);
 }
 
+void core_load_refused(struct core_load *load, const struct error *e)
+{
+	if (core_is_shortage(e->code))
+		load->refusal = *e;
+}
+
 /* Good while targets may be added and the load may be submitted: neither was it, nor has it ended without. */
 static int check_new(const struct core_load *load, struct error *e)
 {

@@ -124,6 +124,7 @@ static void take_filled(struct daemon *d, const struct frame_head *head, struct 
 static void tell_items(struct daemon *d, const struct frame_head *head)
 {
 	_cleanup_(list_buf_fini) struct list_buf items = { 0 };
+	_cleanup_(buf_fini) struct buf words = { 0 };
 	const struct elem_item_info info = {
 		.name = view_str("w"),
 		.dtype = view_str("int16"),
@@ -132,6 +133,11 @@ static void tell_items(struct daemon *d, const struct frame_head *head)
 		.bytes = d->bytes,
 	};
 
+	if (d->manners == BUSY) {
+		CHECK(body_put_failure(&words, -EBUSY, "too many requests") == 0);
+		send_frame(d, MSG_ITEMS, head->request, FRAME_REPLY | FRAME_FAILED, &words, -1);
+		return;
+	}
 	CHECK(elem_item_info_append(&items, &info) == 0);
 	SEND(d, MSG_ITEMS, head->request, FRAME_REPLY, -1, items_reply, .items = list_buf_view(&items));
 }
@@ -203,6 +209,7 @@ static bool serve(struct daemon *d, const struct frame_head *head, struct view b
 	}
 	default:
 		d->cancelled += head->type == MSG_CANCEL;
+		d->forgone += head->type == MSG_FORGO;
 		send_frame(d, head->type, head->request, FRAME_REPLY, &nothing, -1);
 		return true;
 	}

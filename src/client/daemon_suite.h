@@ -18,6 +18,7 @@ enum manners {
 	NEVER_CAPTURES, /* grants nothing */
 	RUNS_LATE,	/* ends a save since time ran out */
 	RAVES,		/* answers LABEL with what is no frame */
+	BUSY,		/* has no room to answer ITEMS */
 };
 
 struct daemon {
@@ -29,7 +30,7 @@ struct daemon {
 	uint8_t *arena[2]; /* both are written here only to look at them, or to be read */
 	uint64_t bytes;	   /* of the item that was saved last */
 	uint32_t blocks, filled;
-	atomic_uint cancelled;
+	atomic_uint cancelled, forgone;
 };
 
 int daemon_set_up(void **state);    /* listens */

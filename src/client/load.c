@@ -126,6 +126,16 @@ static int add_targets(struct forebay_load *load, const struct forebay_target *t
 	return r;
 }
 
+/* It may be tried again; else the other ranks must not wait for this one's part. */
+static int refuse(struct forebay_load *load, int code, const struct error *e)
+{
+	if (code && !session_enter(load->session, NULL)) {
+		core_load_refused(load->core, e);
+		session_leave(load->session);
+	}
+	return api_result(code, e);
+}
+
 int forebay_load_into(struct forebay_load *load, const struct forebay_target *targets, size_t n)
 {
 	struct forebay_target own;
@@ -136,7 +146,7 @@ int forebay_load_into(struct forebay_load *load, const struct forebay_target *ta
 		return api_fail(-EINVAL, "load_into: no load, no targets, or more than %d", CORE_ITEMS_MAX);
 	_cleanup_(cleanup_mem) const char **names = calloc(n + 1, sizeof(*names));
 	if (!names)
-		return api_fail(-ENOMEM, "no memory for %zu targets", n);
+		return refuse(load, error_set(&e, -ENOMEM, "no memory for %zu targets", n), &e);
 	for (size_t i = 0; !r && i < n; i++) {
 		r = take_target(&own, targets, i, &e);
 		names[i] = own.name;
@@ -145,7 +155,7 @@ int forebay_load_into(struct forebay_load *load, const struct forebay_target *ta
 		r = version_find_all(load->version, names, n, &e);
 	if (!r)
 		r = add_targets(load, targets, n, &e);
-	return api_result(r, &e);
+	return refuse(load, r, &e);
 }
 
 /* ---- what becomes of it ----------------------------------------------------------------------------------------------------------- */
@@ -160,13 +170,13 @@ int forebay_load_submit(struct forebay_load *load, struct forebay_future **ret)
 	if (r)
 		return api_result(r, &e);
 	struct forebay_future *future = future_new(load->session);
-	r = future ? core_load_submit(load->core, &e) : -ENOMEM;
+	r = future ? core_load_submit(load->core, &e) : error_set(&e, -ENOMEM, "no memory for a future");
 	if (!r)
 		core_load_attach(load->core, &future->core);
 	session_leave(load->session);
 	if (r) {
 		forebay_future_free(future);
-		return api_result(r, &e);
+		return refuse(load, r, &e);
 	}
 	*ret = future;
 	return 0;

@@ -416,6 +416,32 @@ static void a_session_that_an_own_call_has_lost_hangs_up_too(void **state)
 	assert_true(ended);
 }
 
+/* The other ranks have asked for their part, and know nothing of this one's want of room. */
+static void a_load_without_room_for_its_targets_is_forgone(void **state)
+{
+	struct daemon *d = *state;
+	struct forebay_session *session = open_session(d, BUSY);
+	struct forebay_group *group = join(session);
+	struct forebay_version *version;
+	struct forebay_load *load;
+	uint8_t byte;
+	const struct forebay_target target = { .size = sizeof(target), .name = "w", .data = &byte };
+
+	assert_int_equal(forebay_open(session, group, "ckpt", "latest", &version), 0);
+	assert_int_equal(forebay_load_begin(version, group, &load), 0);
+	assert_int_equal(forebay_load_into(load, &target, 1), -EBUSY);
+	assert_string_equal(forebay_error(), "too many requests");
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1), -EAGAIN);
+	unsigned before = d->forgone; /* it may be tried again */
+	forebay_load_free(load);
+	assert_int_equal(forebay_label(session, "b", "l", 0, 1), -EAGAIN);
+	forebay_close(version);
+	forebay_group_leave(group);
+	forebay_disconnect(session);
+	assert_int_equal(before, 0);
+	assert_int_equal(d->forgone, 1);
+}
+
 static void handles_outlive_the_session(void **state)
 {
 	struct daemon *d = *state;
@@ -583,6 +609,7 @@ int main(void)
 		TEST(a_request_that_could_not_be_sent_ends_the_session_in_words),
 		TEST(a_session_that_is_lost_hangs_up_before_it_is_closed),
 		TEST(a_session_that_an_own_call_has_lost_hangs_up_too),
+		TEST(a_load_without_room_for_its_targets_is_forgone),
 		TEST(handles_outlive_the_session),
 		TEST(freeing_a_save_that_is_not_captured_cancels_it),
 		TEST(a_forked_process_must_connect_by_itself),
