@@ -25,10 +25,10 @@
 #define ANSWER_PAGE_BYTES (512u << 10)	  /* of a list; then the page ends */
 #define PAGE_MAX	  10000		  /* entries of a list in one answer */
 
-/* Of the loop's fibers. What is left beyond these is the daemon's own. */
-#define FIBERS_SHARED_MAX (FIBERS_MAX / 4 * 3) /* until then a session may hold a share of what is left */
-#define FIBERS_CLIENT_MAX (FIBERS_MAX / 8 * 7) /* and a few until then */
-#define FIBERS_SHARE	  4		       /* a quarter */
+/* Of the FIBERS_MAX of the loop. What is left beyond these is the daemon's own. */
+#define FIBERS_SHARED_MAX 12288 /* three quarters: until then a session may hold a share of what is left */
+#define FIBERS_CLIENT_MAX 14336 /* seven eighths; and a few until then */
+#define FIBERS_SHARE	  4	/* a quarter */
 #define FIBERS_FEW	  8
 #define REQUEST_FIBERS	  4 /* that one may come to take: a join, its call to this same node, its group's lease */
 #define LOAD_FIBERS	  9 /* a load's own, and those that read */
