@@ -147,6 +147,23 @@ def test_a_rebuild_without_the_engine_changes_nothing(tmp_path):
             assert cluster.forebay("ls", "-r", "--json", node=node) == before
 
 
+def test_nodes_that_go_on_are_found_in_an_index_that_was_lost_and_made_again(tmp_path):
+    with job.Cluster(tmp_path, 3) as cluster:
+        cluster.kill(0)
+        cluster.start(0)  # in its second life: the others remember that one
+        assert save_one(cluster, "ckpt", 1) == 1
+        cluster.kill(0)
+        shutil.rmtree(cluster.meta)
+        cluster.launch(0)
+        job.until(lambda: "forebay meta rebuild" in refused(cluster, 0), "node-0 asks for a rebuild")
+        cluster.forebay("meta", "rebuild")
+        cluster.wait_ready()  # each node sees all three, though two were not started anew
+        assert save_one(cluster, "ckpt", 2) == 2
+        listing = cluster.forebay("ls", "--json")
+        for node in range(1, 3):
+            assert cluster.forebay("ls", "--json", node=node) == listing
+
+
 def refused(cluster, node):
     """The words with which a client is refused."""
     try:
