@@ -389,13 +389,22 @@ void group_load_refuse(struct reader *reader, int code)
 	(void)push_end(reader, code, error_meaning(code));
 }
 
+/* A client names no deadline of its own for the others' part: they have as long as for a save's. */
+static int wait_for_plan(struct reader *reader)
+{
+	uint64_t gathered_ns = env_in_ms(reader->groups->env, GATHER_TIMEOUT_MS);
+
+	return mload_wait(reader->load, gathered_ns < reader->deadline_ns ? gathered_ns : reader->deadline_ns,
+			  &reader->error);
+}
+
 int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e)
 {
 	int r = 0;
 
 	reader->deadline_ns = deadline_ns;
 	if (reader->load)
-		r = mload_wait(reader->load, deadline_ns, &reader->error);
+		r = wait_for_plan(reader);
 	if (!r)
 		r = read_all(reader);
 	if (r && !reader->error.code)

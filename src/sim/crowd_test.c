@@ -231,6 +231,48 @@ static void a_load_for_which_a_rank_does_not_come_any_more_fails(void **state)
 	crowd_play(3, 1, 4 * MIB, leaver_story);
 }
 
+/* ---- a rank that stays and does not ask ---- */
+
+static unsigned n_asked;
+
+static int load_beside_one_that_stays(struct crowd_rank *rank)
+{
+	static const uint8_t bytes[3000];
+	const struct crowd_item item = { "x", 3000, 0, 3000, bytes };
+	uint8_t out[3000];
+	uint64_t version;
+	int r = crowd_save(rank, "stays", 1, NULL, &item, 1, NULL);
+
+	if (!r)
+		r = crowd_open(rank, "stays", true, &version);
+	while (!r && rank->number == 2 && n_asked < 2)
+		r = fiber_sleep_until(env_in_ms(rank->env, 1000));
+	if (r || rank->number == 2)
+		return r;
+	uint64_t begun_ns = env_now(rank->env);
+	assert_int_equal(crowd_load(rank, version, true, &item, 1, out), -ERR_ERANK);
+	assert_in_range(env_now(rank->env) - begun_ns, 0, (GATHER_TIMEOUT_MS + SETTLE_MS) * NS_PER_MS);
+	n_asked++;
+	return 0;
+}
+
+static int stayer_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "stays", "0", 3, .live = load_beside_one_that_stays };
+
+	n_asked = 0;
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+/* On a node of its own, and beside others of its group, whose node asks for nobody before all have come. */
+static void a_load_for_which_a_rank_does_not_ask_ends_in_time(void **state)
+{
+	crowd_play(1, 3, 4 * MIB, stayer_story);
+	crowd_play(2, 2, 4 * MIB, stayer_story);
+	crowd_play(3, 1, 4 * MIB, stayer_story);
+}
+
 /* ---- words of a join that come late ---- */
 
 static const char *coordinator_in(struct crowd *crowd)
@@ -845,6 +887,7 @@ int main(void)
 		cmocka_unit_test(a_rank_that_never_offers_is_named),
 		cmocka_unit_test(what_is_said_of_a_join_of_before_does_not_end_the_one_that_worked),
 		cmocka_unit_test(a_load_for_which_a_rank_does_not_come_any_more_fails),
+		cmocka_unit_test(a_load_for_which_a_rank_does_not_ask_ends_in_time),
 		cmocka_unit_test(what_a_slow_node_has_to_write_is_written_by_others),
 		cmocka_unit_test(what_is_taken_from_a_slow_node_goes_elsewhere_at_once),
 		cmocka_unit_test(a_slow_node_whose_blocks_nobody_else_has_is_waited_for),
