@@ -8,7 +8,7 @@
 
 #include "group/inside.h"
 
-#define OFFERED_ROOM_TIMES 16 /* what room there is. More is refused before it is planned: a plan takes memory, too */
+#define OFFERED_ROOM_TIMES 64 /* what room there is. More is refused before it is planned: a plan takes memory, too */
 
 struct recipe *recipe_new(uint32_t n_ranks)
 {
