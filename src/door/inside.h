@@ -21,6 +21,7 @@
 #define PARTIAL_MAX	  BODY_MAX	  /* bytes that have come in part: a client sends one message after the other */
 #define REQUEST_BYTES_MAX (1408u << 20)	  /* of all requests of a session that are under way; beyond it -EBUSY */
 #define DOOR_BYTES_MAX	  (2688ull << 20) /* of all sessions' requests, partial ones too: two BODY_MAX */
+#define DOOR_ANSWERS_MAX  (4ull << 30)	  /* bytes that wait to be read by all sessions: 64 full queues */
 #define ANSWER_SEND_MS	  60000		  /* for a client to make room for an answer */
 #define ANSWER_PAGE_BYTES (512u << 10)	  /* of a list; then the page ends */
 #define PAGE_MAX	  10000		  /* entries of a list in one answer */
@@ -46,6 +47,7 @@ struct door_native {
 	struct list sessions;
 	unsigned n_sessions;
 	uint64_t bytes;	     /* of all requests under way, and of what has come of others */
+	uint64_t unread;     /* of all answers and pushes: queued, or waiting for room in the queue */
 	unsigned n_requests; /* the first door's: under way in all doors */
 	bool stopping;
 };
@@ -95,6 +97,7 @@ struct session {
 	unsigned n_requests;
 	unsigned n_joins;     /* among them */
 	size_t request_bytes; /* of their bodies */
+	uint64_t unread;      /* of answers that wait for room in the queue */
 	struct body_joiner joiner;
 	struct handles ranks, versions, loads; /* struct door_rank, version, door_load */
 };
@@ -118,6 +121,9 @@ void door_refused(const struct session *session, enum counter reason, const char
 bool session_is_admin(const struct session *session);
 /* rank_events.push, with the session as arg. */
 void session_push(void *arg, enum msg_type type, uint64_t number, struct view body);
+
+/* As net_send(); who has the most unread gives way, if all together have too much. -ENOTCONN: this one did, or is gone. */
+int session_send(struct session *session, const struct frame_head *head, struct view body, const struct arena *arena);
 
 /* -ENOENT: the client names what its session does not hold. */
 int session_lacks(const struct session *session, const char *what, uint64_t number, struct error *e);

@@ -433,6 +433,30 @@ static void a_long_request_comes_in_parts(void)
 	client_close(&c);
 }
 
+/* Each may have 64 MiB, and there are a thousand of them. */
+static void who_does_not_read_gives_way_when_all_have_too_much(void)
+{
+	struct client deaf, good;
+
+	greet(&deaf);
+	greet(&good);
+	for (int i = 0; i < 20000; i++) /* more than its socket takes */
+		say(&deaf, MSG_PING, (struct view){ 0 });
+	say(&good, MSG_PING, (struct view){ 0 });
+	expect(&good, MSG_PING, FRAME_REPLY);
+	EXPECT(house.door->unread > 0);
+	house.door->unread += DOOR_ANSWERS_MAX; /* others' */
+	say(&good, MSG_PING, (struct view){ 0 });
+	expect(&good, MSG_PING, FRAME_REPLY);
+	house.door->unread -= DOOR_ANSWERS_MAX;
+	expect_end(&deaf);
+	EXPECT_INT(house.door->unread, 0);
+	say(&good, MSG_PING, (struct view){ 0 });
+	expect(&good, MSG_PING, FRAME_REPLY);
+	client_close(&deaf);
+	client_close(&good);
+}
+
 /* It waits for its other rank, which never comes. */
 static void ask_pair(struct client *c, uint32_t number)
 {
@@ -790,6 +814,7 @@ int main(void)
 		STORY(a_long_request_comes_in_parts),
 		STORY(too_many_requests_at_once_are_refused),
 		STORY(who_gives_way_is_one_and_not_who_comes_next),
+		STORY(who_does_not_read_gives_way_when_all_have_too_much),
 		STORY(a_crowd_that_waits_keeps_nobody_out),
 		STORY(a_node_that_is_not_ready_says_why),
 		STORY(status_names_the_cluster_its_nodes_and_counters),

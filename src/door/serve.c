@@ -23,7 +23,7 @@ static int send_frame(struct session *session, const struct frame_head *head, st
 	for (;;) {
 		if (session->gone)
 			return -ENOTCONN;
-		int r = net_send(session->conn, head, piece, NULL);
+		int r = session_send(session, head, piece, NULL);
 		if (r != -ENOBUFS)
 			return r;
 		if (env_now(env) >= deadline_ns)
@@ -60,12 +60,17 @@ static void answer(struct request *request, int result, const char *words, struc
 		r = body_put_failure(body, result, *words ? words : error_meaning(result));
 	}
 	struct view rest = view_buf(body);
+	uint64_t unread = rest.len;
+	session->unread += unread;
+	session->door->unread += unread;
 	do {
 		struct view piece = body_cut(&head, &rest);
 
 		if (!r)
 			r = send_frame(session, &head, piece, request->deadline_ns);
 	} while (!r && rest.len);
+	session->unread -= unread;
+	session->door->unread -= unread;
 	answer_sent(session, r);
 }
 
@@ -80,7 +85,7 @@ bool serve_failure(struct session *session, const struct frame_head *head, int c
 	int r = body_put_failure(&body, code, words);
 
 	if (!r)
-		r = net_send(session->conn, &reply, view_buf(&body), NULL);
+		r = session_send(session, &reply, view_buf(&body), NULL);
 	answer_sent(session, r);
 	return !r;
 }
@@ -89,7 +94,7 @@ static void answer_ping(struct session *session, uint64_t number)
 {
 	const struct frame_head head = { .type = MSG_PING, .flags = FRAME_REPLY, .request = number };
 
-	answer_sent(session, net_send(session->conn, &head, (struct view){ 0 }, NULL));
+	answer_sent(session, session_send(session, &head, (struct view){ 0 }, NULL));
 }
 
 /* ---- requests ------------------------------------------------------------------------------------------------------------- */

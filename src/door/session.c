@@ -118,6 +118,41 @@ static int session_run(void *arg)
 
 /* ---- what it is sent ---------------------------------------------------------------------------------------------------------- */
 
+static uint64_t unread_of(const struct session *session)
+{
+	return session->unread + (session->gone ? 0 : net_queued(session->conn));
+}
+
+/* For what those still hold that have ended nobody gives way: they unwind by themselves. */
+static void make_them_read(struct door_native *door)
+{
+	struct session *largest = NULL;
+	uint64_t leaving = 0;
+
+	list_each(node, &door->sessions) {
+		struct session *session = list_entry(node, struct session, link);
+
+		if (session->gone)
+			leaving += unread_of(session);
+		else if (!largest || unread_of(session) > unread_of(largest))
+			largest = session;
+	}
+	if (largest && door->unread - leaving > DOOR_ANSWERS_MAX)
+		session_expel(largest, COUNT_CLIENT_DEAF,
+			      "its process %d had the most that it did not read, and all together had too much",
+			      (int)largest->pid);
+}
+
+int session_send(struct session *session, const struct frame_head *head, struct view body, const struct arena *arena)
+{
+	if (session->gone)
+		return -ENOTCONN;
+	int r = net_send(session->conn, head, body, arena);
+	if (!r && session->door->unread > DOOR_ANSWERS_MAX)
+		make_them_read(session->door);
+	return r;
+}
+
 void session_push(void *arg, enum msg_type type, uint64_t number, struct view body)
 {
 	struct session *session = arg;
@@ -132,7 +167,7 @@ void session_push(void *arg, enum msg_type type, uint64_t number, struct view bo
 		struct view piece = body_cut(&head, &body);
 
 		if (!session->gone)
-			r = net_send(session->conn, &head, piece, NULL);
+			r = session_send(session, &head, piece, NULL);
 	} while (!r && body.len);
 	if (r == -ENOBUFS)
 		session_expel(session, COUNT_CLIENT_DEAF, "its process %d does not read what it is told",
@@ -148,7 +183,7 @@ static int share_arena(struct session *session, const struct arena *arena, bool 
 	const struct frame_head head = { .type = MSG_ARENA, .request = arena->id };
 	int r = msg_arena_encode(&m, &body);
 
-	return r ? r : net_send(session->conn, &head, view_buf(&body), arena);
+	return r ? r : session_send(session, &head, view_buf(&body), arena);
 }
 
 /* ---- HELLO ---------------------------------------------------------------------------------------------------------------------- */
@@ -201,7 +236,7 @@ static int hello_answer(struct session *session, uint64_t request)
 	int r = msg_hello_reply_encode(&m, &body);
 
 	if (!r)
-		r = net_send(session->conn, &head, view_buf(&body), NULL);
+		r = session_send(session, &head, view_buf(&body), NULL);
 	if (!r)
 		r = share_arena(session, capture, true);
 	return r ? r : share_arena(session, read, false);
@@ -228,6 +263,7 @@ static void on_hello(struct session *session, const struct frame_head *head, str
 		return;
 	}
 	session->greeted = true;
+	net_count_queue(session->conn, &session->door->unread);
 	net_limit_body(session->conn, FRAME_BODY_MAX);
 	timer_disarm(session->door->env->loop, &session->timer);
 	r = hello_answer(session, head->request);

@@ -64,6 +64,7 @@ struct net_conn {
 
 	struct list out; /* struct out_frame */
 	size_t queued_bytes;
+	uint64_t *all_queued; /* or NULL: of several connections, this one among them */
 
 	/* Bulk. */
 	unsigned n_ops; /* in the mover's hands */

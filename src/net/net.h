@@ -60,6 +60,9 @@ int net_send(struct net_conn *conn, const struct frame_head *head, struct view b
 /* From the next frame on a body of more than @bytes_max (at most FRAME_BODY_MAX, which it is at first) costs the connection: for
  * as long as nobody knows who is at the other end. */
 void net_limit_body(struct net_conn *conn, uint32_t bytes_max);
+/* Until net_close() the bytes that are queued on it count in *@all, too. Nothing is queued yet. */
+void net_count_queue(struct net_conn *conn, uint64_t *all);
+uint64_t net_queued(const struct net_conn *conn);
 /* A bulk chunk costs the connection, too, until net_bulk_start(): else the first one waits for that. */
 void net_refuse_bulk(struct net_conn *conn);
 /* It never turns to bulk: what comes behind a frame may be read in the same call. */

@@ -59,13 +59,20 @@ void conn_get(struct net_conn *conn)
 	conn->refs++;
 }
 
+static void count_queued(struct net_conn *conn, size_t more, size_t less)
+{
+	conn->queued_bytes += more - less;
+	if (conn->all_queued)
+		*conn->all_queued += more - less;
+}
+
 static void drop_queue(struct net_conn *conn)
 {
 	struct list *node;
 
 	while ((node = list_pop(&conn->out)))
 		free(list_entry(node, struct out_frame, link));
-	conn->queued_bytes = 0;
+	count_queued(conn, 0, conn->queued_bytes);
 }
 
 void conn_put(struct net_conn *conn)
@@ -139,6 +146,7 @@ void net_close(struct net_conn *conn)
 	if (!conn->reason)
 		conn->reason = -ECANCELED;
 	drop_queue(conn);
+	conn->all_queued = NULL;
 	close_stream(conn);
 	bulk_settle(conn);
 	conn_put(conn);
@@ -192,7 +200,7 @@ static int queue_frame(struct net_conn *conn, const struct frame_head *head, str
 	if (body.len)
 		memcpy(frame->bytes + FRAME_HEAD_BYTES, body.ptr, body.len);
 	list_append(&conn->out, &frame->link);
-	conn->queued_bytes += cost;
+	count_queued(conn, cost, 0);
 	return 0;
 }
 
@@ -241,7 +249,7 @@ static void drop_sent(struct net_conn *conn, size_t bytes)
 		if (frame->sent < frame->len)
 			return;
 		list_remove(&frame->link);
-		conn->queued_bytes -= sizeof(*frame) + frame->len;
+		count_queued(conn, 0, sizeof(*frame) + frame->len);
 		free(frame);
 	}
 }
@@ -439,6 +447,19 @@ void net_limit_body(struct net_conn *conn, uint32_t bytes_max)
 	CHECK_MAGIC(conn, CONN_MAGIC);
 	CHECK(bytes_max <= FRAME_BODY_MAX);
 	conn->body_max = bytes_max;
+}
+
+void net_count_queue(struct net_conn *conn, uint64_t *all)
+{
+	CHECK_MAGIC(conn, CONN_MAGIC);
+	CHECK(!conn->queued_bytes);
+	conn->all_queued = all;
+}
+
+uint64_t net_queued(const struct net_conn *conn)
+{
+	CHECK_MAGIC(conn, CONN_MAGIC);
+	return conn->queued_bytes;
 }
 
 void net_refuse_bulk(struct net_conn *conn)
