@@ -202,8 +202,11 @@ static int unmark(struct bundles *bundles, const struct place *place, uint64_t n
 static int await_readers(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 			 struct error *e)
 {
+	int rebuilt = rebuilt_await(bundles, deadline_ns, e);
 	uint64_t until_ns = env_in_ms(bundles->env, READER_WAIT_MS);
 
+	if (rebuilt)
+		return rebuilt;
 	for (int i = 3;; i++) { /* a version that was closed a moment ago is given back at the next tick */
 		int r = readers_check(bundles, place, number, deadline_ns, e);
 
@@ -220,10 +223,15 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
 	_cleanup_(buf_fini) struct buf body = { 0 }, bytes = { 0 };
+	uint32_t generation = cluster_generation(bundles->cluster);
 	struct row_version row;
 	char key[KEY_BYTES];
 	int r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
 
+	if (!r &&
+	    row.state != ROW_DYING) /* a rebuild has forgotten the mark: it may be labelled, read or a parent by now */
+		return error_set(e, -EAGAIN, "version %" PRIu64 " is not deleted: the index was rebuilt meanwhile",
+				 number);
 	if (r >= 0)
 		r = root_read(bundles, place, number, &object, deadline_ns, e);
 	if (r || object.state != ROOT_PUBLISHED)
@@ -237,6 +245,8 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 	if (rec_tombstone_encode(&rec, &body))
 		return no_memory(e);
 
+	if (generation != cluster_generation(bundles->cluster)) /* the row may say something else by now */
+		return error_set(e, -EAGAIN, "version %" PRIu64 " is not deleted: the index is being rebuilt", number);
 	struct record_head head = object.head;
 	head.kind = RECORD_TOMBSTONE;
 	head.generation = cluster_generation(bundles->cluster);

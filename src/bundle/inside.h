@@ -68,6 +68,10 @@ struct bundles {
 	uint64_t sweep_ns;	/* when it goes on */
 	char absent[KEY_BYTES]; /* the root that a collection missed last */
 	bool absent_told;
+
+	/* where the engine is */
+	bool rebuilding;   /* now */
+	bool half_rebuilt; /* one has begun and not come to its end */
 };
 #define BUNDLES_MAGIC 0x73646e62
 
@@ -280,6 +284,12 @@ void reader_end(struct bundles *bundles, const struct place *place, uint64_t num
 /* -EBUSY naming the node that reads it; 0; errors. Takes away what readers of before have left. */
 int readers_check(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e);
+/*
+ * A rebuild has forgotten who reads what: until every node has asked again for its leases readers_check() says -EBUSY of all versions.
+ * rebuilt_await(): waits until that is over; 0, -EBUSY: not by the deadline, errors.
+ */
+int rebuilt_begin(struct bundles *bundles, uint64_t deadline_ns, struct error *e);
+int rebuilt_await(struct bundles *bundles, uint64_t deadline_ns, struct error *e);
 int readers_forget(struct bundles *bundles, struct change *change, const struct place *place, uint64_t number,
 		   uint64_t deadline_ns, struct error *e); /* their rows go with the change */
 /* Holds a lease for background work: 0, META_HELD, error. */
@@ -356,6 +366,10 @@ void condemned_fini(struct bundles *bundles);
 /* The highest floor in the store. */
 int floor_read(struct bundles *bundles, const struct place *place, uint64_t deadline_ns, uint64_t *ret,
 	       struct error *e);
+
+/* ---- rebuild.c ---- */
+
+void rebuild_serve(struct bundles *bundles); /* those that other nodes ask for */
 
 /* ---- tend.c ---- */
 

@@ -236,6 +236,7 @@ static int announce(struct bundles *bundles, const struct place *place, struct m
 static int try_move(struct bundles *bundles, const struct place *place, struct move *move, uint64_t deadline_ns,
 		    struct error *e)
 {
+	uint32_t generation = cluster_generation(bundles->cluster);
 	uint64_t number, id;
 	int r = announce(bundles, place, move, deadline_ns, e);
 
@@ -247,6 +248,9 @@ static int try_move(struct bundles *bundles, const struct place *place, struct m
 	r = label_apply(bundles, place, move->label, deadline_ns, e);
 	if (r)
 		return r;
+	if (generation !=
+	    cluster_generation(bundles->cluster)) /* a rebuild may have come before the object: announce it again */
+		return META_CONFLICT;
 	r = read_move(bundles, place, move->label, move->k, &number, &id, deadline_ns, e);
 	if (r)
 		return r;

@@ -15,6 +15,8 @@
 #include "base/hash.h"
 #include "bundle/inside.h"
 
+#define REBUILT_KEY "x/rebuilt" /* a lease: until it is over nobody knows who reads what */
+
 static struct meta *meta_of(struct bundles *bundles)
 {
 	return cluster_meta(bundles->cluster);
@@ -99,6 +101,53 @@ void reader_end(struct bundles *bundles, const struct place *place, uint64_t num
 	(void)give_back(bundles, row_key_view(&key), reader_of(bundles), deadline_ns);
 }
 
+/* ---- a rebuild ---- */
+
+int rebuilt_begin(struct bundles *bundles, uint64_t deadline_ns, struct error *e)
+{
+	uint64_t ms = bundles->grace_ns / NS_PER_MS * 10 / 11; /* the engine adds a tenth */
+	int r = lease_hold(bundles, REBUILT_KEY, ms ? (uint32_t)ms : 1, deadline_ns, e);
+
+	return r < 0 ? r : 0;
+}
+
+static int rebuilt_check(struct bundles *bundles, uint64_t deadline_ns, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	struct error why = { 0 };
+	uint64_t holder, epoch;
+	int r = meta_get(meta_of(bundles), view_str(REBUILT_KEY), &record, deadline_ns, &why);
+
+	if (r == -ENOENT)
+		return 0;
+	if (r)
+		return error_set(e, r, "%s", why.text);
+	if (meta_out_lease(view_buf(&record), &holder, &epoch))
+		return row_damaged(e, "the last rebuild");
+	r = holder ? supplant(bundles, view_str(REBUILT_KEY), deadline_ns, e) : 0;
+	return r == META_HELD ? error_set(e, -EBUSY,
+					  "the index was rebuilt a moment ago, and who reads is not known again yet: "
+					  "nothing is deleted for %d seconds",
+					  READER_LEASE_MS / 1000 + 1) :
+				r;
+}
+
+int rebuilt_await(struct bundles *bundles, uint64_t deadline_ns, struct error *e)
+{
+	for (;;) {
+		uint64_t again_ns = env_in_ms(bundles->env, READER_TICK_MS);
+		int r = rebuilt_check(bundles, deadline_ns, e);
+
+		if (r != -EBUSY || again_ns >= deadline_ns)
+			return r;
+		r = fiber_sleep_until(again_ns);
+		if (r)
+			return error_set(e, r, "cancelled");
+	}
+}
+
+/* ---- who reads ---- */
+
 struct looking {
 	struct bundles *bundles;
 	struct change *change; /* takes the rows away; NULL: looks who holds them */
@@ -139,8 +188,9 @@ int readers_check(struct bundles *bundles, const struct place *place, uint64_t n
 		  struct error *e)
 {
 	struct looking l = { .bundles = bundles, .number = number, .deadline_ns = deadline_ns, .e = e };
+	int r = rebuilt_check(bundles, deadline_ns, e);
 
-	return walk_readers(&l, place);
+	return r ? r : walk_readers(&l, place);
 }
 
 int readers_forget(struct bundles *bundles, struct change *change, const struct place *place, uint64_t number,

@@ -26,6 +26,7 @@ int bundles_new(struct env *env, struct cluster *cluster, struct backend *backen
 	map_init(&bundles->condemned);
 	(void)snprintf(bundles->sweep.prefix, sizeof(bundles->sweep.prefix), "t/");
 	bundles->grace_ns = READER_LEASE_MS / 10 * 11 * NS_PER_MS;
+	rebuild_serve(bundles);
 	*ret = bundles;
 	return 0;
 }
@@ -433,7 +434,7 @@ static int resolve_from_store(struct bundles *bundles, const struct place *place
 /* Did a call fail because the index cannot be had, and not because of what it says? */
 static bool is_no_answer(int r)
 {
-	return r == -EHOSTDOWN || r == -ETIMEDOUT || r == -EIO || r == -ENOTCONN || r == -ESHUTDOWN;
+	return cluster_is_away(r) || r == -ETIMEDOUT || r == -EIO || r == -ENOTCONN || r == -ESHUTDOWN;
 }
 
 /* ---- opening ---- */

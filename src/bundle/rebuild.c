@@ -1,9 +1,24 @@
 /*
  * bundle/rebuild.c: the index anew from the store alone.
  *
- * Nothing is written until the engine has answered: a generation that only the store has shuts the cluster out. First it rises there, so that an index of before is refused from now on, and a rebuild that was cut is
- * repeated; last the new index is marked with it. Between them all rows go, and each number and label is looked at as index.c and
- * label.c would. Keys of a bundle come in the order floor/, l/, p/, r/, v/; packs are leapt over, numbers below the floor, too.
+ * Nothing is written until the engine has answered: a generation that only the store has shuts the cluster out. First it rises there, so
+ * that an index of before is refused from now on, and a rebuild that was cut is repeated; last the new index is marked with it. Between
+ * them all rows go, and each number and label is looked at as index.c and label.c would. Keys of a bundle come in the order floor/, l/,
+ * p/, r/, v/; packs are leapt over, numbers below the floor, too.
+ *
+ * A half-made index is a lie: a child without its row does not keep its parent, a label without its row does not keep its version. So from
+ * before the first row goes until the index is marked its rows are there for nobody but the fiber that makes them: the engine's node, where
+ * a rebuild runs whoever asked for it, refuses them to all (cluster_rows_shut()), and goes on to when the rebuild has failed; a start then
+ * meets the generations, which differ. To everybody else the engine is away. What is under way meanwhile:
+ * - a transaction that was handed in before is committed before the first row goes, as the engine takes them in turn; any other is refused.
+ *   One that was prepared before and comes when all is over expects a row that never comes again: counts of changes begin anew, higher
+ *   (change_begin());
+ * - a deletion behind its mark looks at rows again right before its tombstone, and at the generation behind that (delete_root()); what it
+ *   has put by then is seen, since the rebuild waits BACKEND_NAME_LATE_MS before it reads;
+ * - a rule deletes one version at a time, each as any other deletion; collection deletes what no root has named for two passes, which no
+ *   rebuild changes; a move of a label that was announced is announced again (try_move());
+ * - a publication behind its root indexes the version when the rows are back; a slot without a root is burned;
+ * - readers' leases go with the rows: so nobody deletes for as long as it takes to renew them (lease.c, rebuilt_begin()).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -13,8 +28,12 @@
 
 #include "base/check.h"
 #include "bundle/inside.h"
+#include "wire/message.h"
 
 #define CLEAR_BATCH 256 /* rows deleted in one transaction */
+
+/* What a rebuild clears and makes. */
+static const char *const index_prefixes[] = { "b/", "l/", "o/", "s/", "v/", NULL };
 
 /* A label's moves, as the keys have them, ascending. */
 struct moves {
@@ -37,6 +56,7 @@ struct rebuild {
 	struct moves *labels;
 	size_t n_labels;
 	uint64_t floor, rule; /* the highest k; 0: none */
+	uint64_t unread;      /* the highest number whose root is damaged; 0: none */
 
 	/* the number, in it; 0: none */
 	uint64_t number;
@@ -185,13 +205,11 @@ static int clear_row(void *arg, struct view key, struct view value)
 
 static int clear_rows(struct rebuild *r)
 {
-	static const char *const prefixes[] = { "b/", "l/", "o/", "s/", "v/" };
 	struct clearing c = { .r = r };
 	int failed = 0;
 
-	for (size_t i = 0; !failed && i < ARRAY_LEN(prefixes); i++)
-		failed = rows_each(r->bundles, view_str(prefixes[i]), (struct view){ 0 }, clear_row, &c, r->deadline_ns,
-				   r->e);
+	for (const char *const *at = index_prefixes; !failed && *at; at++)
+		failed = rows_each(r->bundles, view_str(*at), (struct view){ 0 }, clear_row, &c, r->deadline_ns, r->e);
 	if (!failed)
 		failed = clear_flush(&c);
 	meta_req_free(c.req);
@@ -239,6 +257,8 @@ static int finish_number(struct rebuild *r)
 		failed = index_version(r->bundles, &r->place, r->number, false, &state, r->deadline_ns, &why);
 	if (!failed && state == ROOT_PUBLISHED)
 		r->counts.versions++;
+	if (failed == -ERR_EDAMAGED)
+		r->unread = r->number;
 	r->number = 0;
 	return pass_over(r, failed, &why);
 }
@@ -331,6 +351,42 @@ static int take_floor_key(struct rebuild *r, struct view digits)
 	return set_floor(r);
 }
 
+static int share_version(void *arg, struct view key, struct view value)
+{
+	struct rebuild *r = arg;
+	_cleanup_(change_fini) struct change change = { 0 };
+	struct row_key row_key = { .len = key.len };
+	struct row_version row;
+	uint64_t number;
+
+	memcpy(row_key.bytes, key.ptr, key.len);
+	view_take(&key, key.len - 20);
+	if (row_version_decode(value, &row) || number_decode(key, 20, &number))
+		return row_damaged(r->e, "a version");
+	if (number > r->unread || row.shared)
+		return 0;
+	row.shared = 1;
+	int failed = change_begin(r->bundles, &r->place, NULL, &change, r->deadline_ns, r->e);
+	if (!failed)
+		failed = change_put_version(&change, &row_key, &row);
+	if (!failed)
+		failed = change_commit(&change, r->deadline_ns, r->e);
+	return failed > 0 ? error_set(r->e, -EAGAIN, "somebody else changes the index") : failed;
+}
+
+/*
+ * Nobody knows whose packs a root that cannot be read names: of any version before it, maybe. They are kept, so that the version is whole
+ * when its root is put back from a copy.
+ */
+static int share_all(struct rebuild *r)
+{
+	const struct row_key prefix = rows_prefix('v', &r->place);
+
+	return r->unread ? rows_each(r->bundles, row_key_view(&prefix), (struct view){ 0 }, share_version, r,
+				     r->deadline_ns, r->e) :
+			   0;
+}
+
 static int finish_bundle(struct rebuild *r)
 {
 	struct row_bundle row;
@@ -339,6 +395,8 @@ static int finish_bundle(struct rebuild *r)
 	if (!r->in_bundle)
 		return 0;
 	int failed = finish_number(r);
+	if (!failed)
+		failed = share_all(r);
 	if (!failed && r->rule)
 		failed = pass_over(r, rule_take(r->bundles, &r->place, r->rule, r->deadline_ns, &why), &why);
 	for (size_t i = 0; !failed && i < r->n_labels; i++) {
@@ -355,7 +413,7 @@ static int finish_bundle(struct rebuild *r)
 		r->counts.bundles += failed >= 0 && row.n_versions > 0;
 	}
 	r->in_bundle = false;
-	r->floor = r->rule = 0;
+	r->floor = r->rule = r->unread = 0;
 	forget_labels(r);
 	return failed < 0 ? failed : 0;
 }
@@ -428,28 +486,94 @@ static int take_key(void *arg, const char *key, char *after)
 	return 0;
 }
 
-int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+/* From the store, with the rows to itself. */
+static int make_index(struct rebuild *r, uint32_t generation)
 {
-	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	struct bundles *bundles = r->bundles;
+
+	cluster_set_generation(bundles->cluster, generation);
+	/* older writers are fenced off by now; what they made last, a shared file system may show only after a while */
+	int failed = fiber_sleep_until(env_in_ms(bundles->env, BACKEND_NAME_LATE_MS));
+	if (failed)
+		return error_set(r->e, failed, "it was cancelled");
+	failed = clear_rows(r);
+	if (!failed)
+		failed = keys_each(bundles, "t/", take_key, r, r->deadline_ns, r->e);
+	if (!failed)
+		failed = finish_bundle(r);
+	if (!failed)
+		failed = rebuilt_begin(bundles, r->deadline_ns, r->e);
+	return failed ? failed : mark_index(r, generation);
+}
+
+static int half_rebuilt(struct bundles *bundles, char *words, size_t bytes)
+{
+	return snprintf(words, bytes, "the index is half rebuilt: run forebay meta rebuild again on %s",
+			cluster_node(bundles->cluster));
+}
+
+/* Shuts the rows, and opens them when they are whole. */
+static int rebuild_shut(struct rebuild *r, uint32_t *ret_generation)
+{
+	struct bundles *bundles = r->bundles;
+	struct error raised = { 0 };
+	char half[128];
+
+	(void)half_rebuilt(bundles, half, sizeof(half));
+	cluster_rows_shut(bundles->cluster, index_prefixes, true, "the index is being rebuilt");
+	int failed = raise_generation(r, ret_generation);
+	if (failed && !bundles->half_rebuilt) { /* nothing has gone yet */
+		cluster_rows_open(bundles->cluster);
+		return failed;
+	}
+	bundles->half_rebuilt = true;
+	if (!failed)
+		failed = make_index(r, *ret_generation);
+	if (!failed) {
+		bundles->half_rebuilt = false;
+		cluster_rows_open(bundles->cluster);
+		return 0;
+	}
+	cluster_rows_shut(bundles->cluster, index_prefixes, false, half);
+	if (r->e && r->e->code)
+		raised = *r->e;
+	return error_set(r->e, failed, "%s; what stopped it: %s", half,
+			 raised.code ? raised.text : error_meaning(failed));
+}
+
+/* An engine that cannot write should say so while the old index is whole. */
+static int try_engine(struct rebuild *r)
+{
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	struct meta *meta = cluster_meta(r->bundles->cluster);
+	struct error why = { 0 };
+	int failed = meta_get(meta, view_str(CLUSTER_GENERATION_KEY), &value, r->deadline_ns, NULL);
+
+	if (failed)
+		return 0; /* empty, or damaged */
+	failed = req ? meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)) : -ENOMEM;
+	if (!failed)
+		failed = meta_call_run(meta, &req, r->deadline_ns, &why);
+	if (!failed)
+		return 0;
+	return error_set(r->e, failed, "nothing was rebuilt: %s", why.code ? why.text : error_meaning(failed));
+}
+
+static int rebuild_here(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+{
 	_cleanup_(rebuild_fini) struct rebuild r = { .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
 	uint32_t generation = 0;
 
+	if (bundles->rebuilding)
+		return error_set(e, -EBUSY, "the index is being rebuilt already");
+	bundles->rebuilding = true;
 	int failed = find_engine(&r);
 	if (!failed)
-		failed = raise_generation(&r, &generation);
-	if (failed)
-		return failed;
-	cluster_set_generation(bundles->cluster, generation);
-	/* older writers are fenced off by now; what they made last, a shared file system may show only after a while */
-	failed = fiber_sleep_until(env_in_ms(bundles->env, BACKEND_NAME_LATE_MS));
+		failed = try_engine(&r);
 	if (!failed)
-		failed = clear_rows(&r);
-	if (!failed)
-		failed = keys_each(bundles, "t/", take_key, &r, deadline_ns, e);
-	if (!failed)
-		failed = finish_bundle(&r);
-	if (!failed)
-		failed = mark_index(&r, generation);
+		failed = rebuild_shut(&r, &generation);
+	bundles->rebuilding = false;
 	if (failed)
 		return failed;
 
@@ -458,4 +582,63 @@ int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuil
 	if (r.damaged.code)
 		return error_set(e, -ERR_EDAMAGED, "the index is rebuilt, but for this: %s", r.damaged.text);
 	return 0;
+}
+
+/* ---- on the engine's node ---- */
+
+static int serve_rebuild(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			 struct error *e)
+{
+	struct rebuild_counts counts;
+	int r = rebuild_here(arg, deadline_ns, &counts, e);
+
+	if (r)
+		return r;
+	const struct msg_rebuild_reply reply = {
+		.bundles = counts.bundles,
+		.versions = counts.versions,
+		.labels = counts.labels,
+		.generation = counts.generation,
+	};
+	return msg_rebuild_reply_encode(&reply, answer);
+}
+
+void rebuild_serve(struct bundles *bundles)
+{
+	struct node_info engine;
+
+	cluster_engine(bundles->cluster, &engine);
+	if (!strcmp(engine.name, cluster_node(bundles->cluster)))
+		cluster_serve(bundles->cluster, MSG_REBUILD, serve_rebuild, bundles);
+}
+
+static int rebuild_there(struct bundles *bundles, const char *node, uint64_t deadline_ns, struct rebuild_counts *ret,
+			 struct error *e)
+{
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_rebuild_reply reply;
+	int r = cluster_call(bundles->cluster, node, MSG_REBUILD, (struct view){ 0 }, deadline_ns, &answer, e);
+
+	if (r)
+		return r;
+	if (msg_rebuild_reply_decode(view_buf(&answer), &reply))
+		return error_set(e, -EPROTO, "node %s answers to a rebuild what cannot be read", node);
+	*ret = (struct rebuild_counts){ reply.bundles, reply.versions, reply.labels, reply.generation };
+	return 0;
+}
+
+int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	struct rebuild r = { .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
+	struct node_info engine;
+
+	cluster_engine(bundles->cluster, &engine);
+	if (!strcmp(engine.name, cluster_node(bundles->cluster)))
+		return rebuild_here(bundles, deadline_ns, ret, e);
+	int failed = find_engine(&r); /* by which its name is known */
+	if (failed)
+		return failed;
+	cluster_engine(bundles->cluster, &engine);
+	return rebuild_there(bundles, engine.name, deadline_ns, ret, e);
 }

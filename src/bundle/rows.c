@@ -160,6 +160,8 @@ int change_begin(struct bundles *bundles, const struct place *place, const struc
 	if (r < 0)
 		return r;
 	change.exists = r == 0;
+	if (!change.exists) /* so that no transaction of before a rebuild meets a row that it has read */
+		change.row.changes = (uint64_t)cluster_generation(bundles->cluster) << 32;
 	if (change.exists && row_bundle_decode(view_buf(&old), &change.row) != 0)
 		return row_damaged(e, "a bundle");
 

@@ -346,6 +346,8 @@ void cluster_free(struct cluster *cluster)
 	peer_free(cluster->meta_peer);
 	if (cluster->meta_is_remote)
 		meta_free(cluster->meta);
+	else if (cluster->meta)
+		cluster->meta->gate = NULL;
 	if (cluster->key.ptr)
 		explicit_bzero(cluster->key.ptr, cluster->key.len);
 	buf_fini(&cluster->key);

@@ -69,6 +69,12 @@ struct meta *cluster_meta(struct cluster *cluster); /* embedded or remote */
  */
 void cluster_meta_hold(struct cluster *cluster);
 void cluster_meta_open(struct cluster *cluster, const struct error *why);
+/*
+ * On the engine's node: from now on requests that touch rows whose keys begin with one of the @prefixes are refused, whoever asks, on
+ * whichever node: -EAGAIN, @words. Those of the calling fiber pass if @passes. Until cluster_rows_open().
+ */
+void cluster_rows_shut(struct cluster *cluster, const char *const *prefixes, bool passes, const char *words);
+void cluster_rows_open(struct cluster *cluster);
 const char *cluster_node(const struct cluster *cluster);
 const char *cluster_address(const struct cluster *cluster);
 const char *cluster_id(const struct cluster *cluster);

@@ -195,4 +195,5 @@ struct cluster {
 	bool meta_held; /* peers' requests to the engine here wait, */
 	struct waitplace meta_opened;
 	struct error meta_refusal; /* or are refused with this */
+	struct meta_gate gate;	   /* of the engine here, while it is shut */
 };

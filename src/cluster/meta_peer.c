@@ -116,6 +116,21 @@ void cluster_meta_open(struct cluster *cluster, const struct error *why)
 	wake_all(&cluster->meta_opened);
 }
 
+void cluster_rows_shut(struct cluster *cluster, const char *const *prefixes, bool passes, const char *words)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	CHECK(!cluster->meta_is_remote);
+	cluster->gate = (struct meta_gate){ .prefixes = prefixes, .passes = passes ? fiber_self() : NULL };
+	(void)error_set(&cluster->gate.why, -EAGAIN, "%s", words);
+	cluster->meta->gate = &cluster->gate;
+}
+
+void cluster_rows_open(struct cluster *cluster)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	cluster->meta->gate = NULL;
+}
+
 /* 0, or why the engine here must not be believed. */
 static int await_meta(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 {

@@ -337,6 +337,11 @@ bool fiber_running(void)
 	return current;
 }
 
+const void *fiber_self(void)
+{
+	return current;
+}
+
 const char *fiber_name(void)
 {
 	return current ? current->name : "loop";

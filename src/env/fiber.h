@@ -43,6 +43,7 @@ unsigned fibers_alive(const struct loop *loop);
 /* Makes fibers until @n wait to be started, the usual part of their stacks in memory. Without memory for all of them: fewer. */
 void fibers_prepare(struct loop *loop, unsigned n);
 bool fiber_running(void);      /* is the caller in a fiber */
+const void *fiber_self(void);  /* which fiber runs, as long as it does; NULL outside */
 const char *fiber_name(void);  /* of the running fiber; "loop" outside */
 bool fiber_cancelled(void);    /* would a wait return -ECANCELED */
 struct loop *fiber_loop(void); /* of the running fiber */

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "env/fiber.h"
 
 #define RANGE_HEAD 8  /* bytes before the prefix */
 #define STEP_HEAD  8  /* before a step's key, or an entry's */
@@ -64,6 +65,51 @@ void meta_finish_later(struct meta_req *req, int result)
 	loop_post(req->meta->env->loop, &req->job.task);
 }
 
+/* ---- the gate ---- */
+
+/* Is there a key that begins with both? */
+static bool gate_covers(const struct meta_gate *gate, struct view start)
+{
+	for (const char *const *at = gate->prefixes; *at; at++) {
+		size_t len = strlen(*at);
+
+		len = start.len < len ? start.len : len;
+		if (!len || memcmp(start.ptr, *at, len) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* What cannot be read the driver refuses. */
+static bool gate_touched(const struct meta_gate *gate, const struct meta_req *req)
+{
+	struct view in = view_buf(&req->in), key = { 0 }, after;
+	struct meta_step step;
+	uint64_t holder;
+	uint32_t n;
+
+	switch (req->op) {
+	case META_GET:
+		return meta_in_key(in, &key) == 0 && gate_covers(gate, key);
+	case META_RANGE:
+		return meta_in_range(in, &key, &after, &n) == 0 && gate_covers(gate, key);
+	case META_TXN:
+		while (meta_in_step(&in, &step) == 0)
+			if (gate_covers(gate, step.key))
+				return true;
+		return false;
+	default:
+		return meta_in_lease(in, &key, &holder, &n) == 0 && gate_covers(gate, key);
+	}
+}
+
+static bool is_shut(const struct meta_gate *gate, const struct meta_req *req)
+{
+	bool passes = gate && gate->passes && gate->passes == fiber_self();
+
+	return gate && !passes && req->in.len <= META_REQ_MAX && gate_touched(gate, req);
+}
+
 void meta_submit(struct meta *meta, struct meta_req *req)
 {
 	CHECK_MAGIC(meta, META_MAGIC);
@@ -75,7 +121,10 @@ void meta_submit(struct meta *meta, struct meta_req *req)
 	req->out.len = 0;
 	req->error = (struct error){ 0 };
 
-	if (req->in.len > META_REQ_MAX) {
+	if (is_shut(meta->gate, req)) {
+		req->error = meta->gate->why;
+		meta_finish_later(req, meta->gate->why.code);
+	} else if (req->in.len > META_REQ_MAX) {
 		(void)error_set(&req->error, -EINVAL, "a meta request of %zu bytes; the most is %u", req->in.len,
 				META_REQ_MAX);
 		meta_finish_later(req, -EINVAL);

@@ -69,10 +69,21 @@ struct meta_driver {
 	void (*free)(struct meta *meta);
 };
 
+/*
+ * Rows that are not to be believed, nor changed, for a while: a request that touches a key that begins with one of the prefixes, or may, ends
+ * with @why. Those of one fiber pass: it makes the rows.
+ */
+struct meta_gate {
+	const char *const *prefixes; /* NULL behind the last */
+	const void *passes;	     /* fiber_self(); NULL: nobody's */
+	struct error why;
+};
+
 struct meta {
 	uint32_t magic; /* META_MAGIC */
 	const struct meta_driver *driver;
 	struct env *env;
+	const struct meta_gate *gate; /* NULL: everything is served */
 	unsigned n_abandoned; /* requests under way that nobody waits for any more: cluster/calls.c counts them */
 };
 #define META_MAGIC 0x4154454d

@@ -38,7 +38,7 @@
 	X(28, DELETE)  /* msg_delete -> empty */                                             \
 	X(29, STATUS)  /* empty -> msg_status_reply */                                       \
 	X(30, VERIFY)  /* msg_verify -> msg_verify_reply */                                  \
-	X(31, REBUILD) /* empty -> msg_rebuild_reply */                                      \
+	X(31, REBUILD) /* empty -> msg_rebuild_reply; of a daemon: to the engine's node */    \
 	X(32, RETAIN)  /* msg_retain -> empty */                                             \
 	X(33, COLLECT) /* msg_collect -> msg_collect_reply */                                \
 	X(40, TRACE)   /* msg_trace -> msg_trace_reply */                                    \

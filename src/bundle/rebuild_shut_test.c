@@ -1,0 +1,232 @@
+/* bundle/rebuild_shut_test.c: while an index is made again it is there for nobody, and nothing is lost by it; nor when that failed. */
+#include "bundle/ends_fixture.h"
+
+#include <unistd.h>
+
+struct rebuilding {
+	struct shelf *shelf;
+	struct nursery nursery;
+	struct rebuild_counts counts;
+	struct error e;
+};
+
+static int run_rebuild(void *arg)
+{
+	struct rebuilding *r = arg;
+
+	return bundles_rebuild(r->shelf->bundles, deadline(r->shelf), &r->counts, &r->e);
+}
+
+/* Its rows are shut by now: first it waits for what a shared file system may show late. */
+static void rebuild_begin(struct rebuilding *r, struct shelf *by, struct shelf *engine)
+{
+	*r = (struct rebuilding){ .shelf = by };
+	nursery_init(&r->nursery, by->bed->env->loop);
+	EXPECT_INT(fiber_start(&r->nursery, "rebuild", run_rebuild, r), 0);
+	while (!engine->bundles->half_rebuilt)
+		EXPECT_INT(fiber_sleep_until(env_in_ms(by->bed->env, 1)), 0);
+}
+
+static void rebuild_end(struct rebuilding *r)
+{
+	EXPECT_CALL(nursery_wait(&r->nursery, deadline(r->shelf)), 0, &r->e);
+}
+
+static void rebuild(struct shelf *shelf)
+{
+	struct rebuild_counts counts;
+	struct error e;
+
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, &e), 0, &e);
+}
+
+static int label(struct shelf *shelf, const char *name, uint64_t number, struct error *e)
+{
+	return label_set(shelf->bundles, tenant(), view_str(bundle), view_str(name), UINT64_MAX, number,
+			 deadline(shelf), e);
+}
+
+static void expect_refused(int r, const struct error *e, const char *words)
+{
+	if (r != -EAGAIN || !strstr(e->text, words)) {
+		fprintf(stderr, "%d \"%s\", not \"%s\"\n", r, e->text, words);
+		abort();
+	}
+}
+
+/* Whatever says, changes or ends something. */
+static void expect_shut(struct shelf *shelf, const char *words)
+{
+	struct bundle_entry *entries;
+	struct collect_counts counts;
+	struct slot slot;
+	struct error e;
+	size_t n;
+	bool more;
+
+	expect_refused(delete_it(shelf, 1, &e), &e, words);
+	expect_refused(label(shelf, "new", 1, &e), &e, words);
+	expect_refused(bundle_retain(shelf->bundles, tenant(), view_str(bundle), 1, 0, deadline(shelf), &e), &e, words);
+	expect_refused(bundle_list(shelf->bundles, tenant(), view_str(""), view_str(""), 9, deadline(shelf), &entries,
+				   &n, &more, &e),
+		       &e, words);
+	expect_refused(slot_open(shelf->bundles, tenant(), view_str(bundle), 0x9, 0, NULL, deadline(shelf), &slot, &e),
+		       &e, words);
+	expect_refused(
+		bundles_collect(shelf->bundles, tenant(), view_str(bundle), deadline(shelf), NULL, NULL, &counts, &e),
+		&e, words);
+}
+
+/* "latest", labels and numbers alike, by the store alone. */
+static void expect_opens(struct shelf *shelf, const char *spec, uint64_t number)
+{
+	_cleanup_(cleanup_version_put) struct version *version = NULL;
+	struct error e;
+
+	EXPECT_CALL(open_it(shelf, spec, &version, &e), 0, &e);
+	EXPECT_INT(version->number, number);
+	EXPECT(version->unindexed);
+}
+
+static void the_rows_are_there_for_nobody_but_the_rebuild(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(save_fini) struct save save;
+	struct rebuilding r;
+
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_CALL(label(shelf, "prod", 1, e), 0, e);
+	save_begin(&save, shelf, bundle, 3);
+	save_packs(&save);
+	save_segments(&save);
+	save_root(&save);
+	rebuild_begin(&r, shelf, shelf);
+	expect_shut(shelf, "the index is being rebuilt");
+	expect_shut(other, "the index is being rebuilt");
+	expect_opens(other, "prod", 1);
+	expect_opens(other, "latest", 3);
+	expect_opens(other, "2", 2);
+	struct rebuild_counts counts;
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -EBUSY, e);
+	/* behind its root a publication waits for the rows */
+	EXPECT_CALL(publish_index(other->bundles, &save.place, save.slot.number, deadline(shelf), e), 0, e);
+	rebuild_end(&r);
+	EXPECT_INT(r.counts.versions, 3);
+	EXPECT_INT(r.counts.labels, 1);
+	EXPECT_CALL(delete_it(other, 1, e), -EBUSY, e);
+	EXPECT(strstr(e->text, "label prod"));
+	EXPECT_CALL(delete_it(other, 2, e), 0, e);
+	EXPECT_INT(shelf_save(other, bundle, 4), 4);
+}
+
+static void another_node_asks_the_engines_for_it(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct rebuilding r;
+
+	shelf_save(shelf, bundle, 1);
+	rebuild_begin(&r, other, shelf);
+	expect_shut(other, "the index is being rebuilt");
+	rebuild_end(&r);
+	EXPECT_INT(r.counts.versions, 1);
+	EXPECT_INT(r.counts.generation, cluster_generation(shelf->bundles->cluster));
+	EXPECT_CALL(delete_it(other, 1, e), 0, e);
+}
+
+static void a_rebuild_that_fails_leaves_the_rows_shut(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	char path[512], aside[600];
+	struct rebuild_counts counts;
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, bundle, seed);
+	EXPECT_CALL(label(shelf, "prod", 1, e), 0, e);
+	EXPECT_CALL(bundle_retain(shelf->bundles, tenant(), view_str(bundle), 1, 0, deadline(shelf), e), 0, e);
+	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt%%2Fa%%20b/l/prod/00000000000000000001", shelf->bed->dir);
+	snprintf(aside, sizeof(aside), "%s-aside", path);
+	EXPECT_INT(rename(path, aside), 0);
+	EXPECT_INT(symlink("00000000000000000001", path), 0); /* cannot be read, which is not damage */
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ELOOP, e);
+	EXPECT(strstr(e->text, "half rebuilt: run forebay meta rebuild again on"));
+	EXPECT(strstr(e->text, "l/prod/00000000000000000001"));
+	expect_shut(shelf, "half rebuilt: run forebay meta rebuild again on");
+	expect_shut(other, "half rebuilt: run forebay meta rebuild again on");
+	expect_opens(other, "latest", 3);
+	EXPECT_INT(rename(aside, path), 0);
+	rebuild(other);
+	EXPECT_CALL(delete_it(other, 1, e), -EBUSY, e);
+	EXPECT_INT(shelf_compare(other, bundle, "prod", 1), 0);
+}
+
+static void what_is_open_at_a_rebuild_is_not_deleted_behind_it(struct shelf *shelf, struct shelf *other,
+							       struct error *e)
+{
+	_cleanup_(cleanup_version_put) struct version *version = NULL;
+
+	shelf_save(shelf, bundle, 1);
+	EXPECT_CALL(open_it(other, "1", &version, e), 0, e);
+	EXPECT(version->leased_ns);
+	shelf->bundles->grace_ns = READER_LEASE_MS / 3 * NS_PER_MS;
+	rebuild(shelf);
+	EXPECT_CALL(delete_it(shelf, 1, e), -EBUSY, e);
+	EXPECT(strstr(e->text, "is being read on node"));
+}
+
+static void a_mark_that_a_rebuild_forgot_ends_nothing(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct place at = place();
+
+	shelf_save(shelf, bundle, 1);
+	EXPECT_CALL(delete_begin(other->bundles, &at, 1, 7, deadline(shelf), e), 0, e);
+	rebuild(shelf);
+	EXPECT_CALL(label(shelf, "prod", 1, e), 0, e);
+	expect_refused(delete_root(other->bundles, &at, 1, deadline(shelf), e), e, "rebuilt meanwhile");
+	EXPECT_INT(shelf_compare(shelf, bundle, "prod", 1), 0);
+}
+
+static void no_row_of_before_comes_again(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct row_bundle before, after;
+	struct place at = place();
+
+	for (int i = 0; i < 2; i++) {
+		shelf_save(shelf, bundle, 1);
+		EXPECT_CALL(row_read_bundle(other->bundles, &at, &before, deadline(shelf), e), 0, e);
+		rebuild(shelf);
+		EXPECT_CALL(row_read_bundle(other->bundles, &at, &after, deadline(shelf), e), 0, e);
+		EXPECT(after.changes > before.changes);
+	}
+}
+
+/* Version 1 lends its packs, for all that anybody can know, to the one whose root cannot be read. */
+static void a_root_that_cannot_be_read_keeps_all_packs_before_it(struct shelf *shelf, struct shelf *other,
+								 struct error *e)
+{
+	char path[512];
+	struct rebuild_counts counts;
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, bundle, seed);
+	unsigned packs = count_keys(shelf).packs;
+	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt%%2Fa%%20b/v/00000000000000000002/root", shelf->bed->dir);
+	FILE *f = fopen(path, "r+");
+	EXPECT(f && fseek(f, 100, SEEK_SET) == 0 && fputc('!', f) == '!' && fclose(f) == 0);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	EXPECT_CALL(delete_it(other, 1, e), 0, e);
+	EXPECT_INT(count_keys(shelf).packs, packs);
+	EXPECT_CALL(delete_it(other, 3, e), 0, e);
+	EXPECT(count_keys(shelf).packs < packs); /* nobody's parent was a later one */
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		SHELF_STORY(the_rows_are_there_for_nobody_but_the_rebuild),
+		SHELF_STORY(another_node_asks_the_engines_for_it),
+		SHELF_STORY(a_rebuild_that_fails_leaves_the_rows_shut),
+		SHELF_STORY(what_is_open_at_a_rebuild_is_not_deleted_behind_it),
+		SHELF_STORY(a_mark_that_a_rebuild_forgot_ends_nothing),
+		SHELF_STORY(no_row_of_before_comes_again),
+		SHELF_STORY(a_root_that_cannot_be_read_keeps_all_packs_before_it),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
