@@ -196,7 +196,7 @@ def version():
         "burned": record(2, names + u32(1) + listed() + listed() + u32(0), 4),
         "slot": record(3, names + u64(3) + text(NODE) + text("g/local\0job"), 4),
         "label": record(4, names + text("prod") + u64(4), 9),
-        "generation": record(5, text("cluster-1"), 5),
+        "generation": record(5, text("cluster-1") + text(NODE) + u64(3) + text("00112233445566778899aabbccddeeff"), 5),
         "rule": record(9, names + u64(3) + u64(10), 2),
         "floor": record(10, names, 7),
     }

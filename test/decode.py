@@ -338,13 +338,12 @@ def survey(store: Path) -> dict[str, str]:
 
 
 def describe(key: str, data: bytes) -> str:
-    if match := re.fullmatch(r"g/([1-9][0-9]*)", key):
-        if match[1] == "1":
-            need(re.fullmatch(rb"[0-9a-f]{32}", data), "generation 1 has no token")
-            return "generation 1"
+    if match := re.fullmatch(r"g/([1-9][0-9]*)(?:\.([1-9][0-9]*))?", key):
         head, body = open_record(data, GENERATION)
-        need(head.number == head.generation == int(match[1]), f"{key} is another generation")
-        return f"generation {head.number} of {body.str().decode()}"
+        cluster, node, life, token = body.str().decode(), body.str().decode(), body.u64(), body.str()
+        need(head.number == head.generation == int(match[1]) and life == int(match[2] or 0), f"{key} is another generation")
+        need(re.fullmatch(rb"[0-9a-f]{32}", token), f"{key} has no token")
+        return f"generation {head.number}, life {life} of {cluster} by {node}"
     match = re.fullmatch(r"t/([^/]+)/b/([^/]+)/(v|p|l|r|floor)/(.+)", key)
     need(match, f"{key} is no key of ours")
     tenant, bundle, family, rest = decode(match[1]), decode(match[2]), match[3], match[4]

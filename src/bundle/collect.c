@@ -21,6 +21,7 @@
 #include "bundle/scan.h"
 
 #define CONDEMNED_MAX	  65536u /* remembered at a time, over all bundles; the others wait for a later pass */
+#define HOLD_FRESH_MS	  1000	 /* so long what was seen of the store's owner counts for deletions */
 #define FOLD_MIN	  8	 /* tombstones that are worth a floor, in the background */
 #define SCAN_TRIES	  4	 /* of a bundle that changes all the time; then a later round looks again */
 #define UNCLEAR_BYTES_MAX 65536u /* of names of a bundle that are told */
@@ -49,12 +50,28 @@ static int object_size(struct bundles *bundles, const char *key, uint64_t *ret, 
 	return r;
 }
 
+/* The store must still be this cluster's while its objects go; so much later than a look they may. */
+static int hold(struct collecting *c)
+{
+	uint64_t now_ns = env_now(c->bundles->env);
+
+	if (c->held_ns && now_ns - c->held_ns < HOLD_FRESH_MS * NS_PER_MS)
+		return 0;
+	int r = cluster_hold(c->bundles->cluster, c->deadline_ns, c->e);
+	if (!r)
+		c->held_ns = now_ns;
+	return r;
+}
+
 static int free_object(struct collecting *c, const char *key)
 {
 	uint64_t bytes;
+	int r = hold(c);
 
+	if (r)
+		return r;
 	(void)object_size(c->bundles, key, &bytes, c->deadline_ns); /* for words alone */
-	int r = object_delete(c->bundles, key, c->deadline_ns, c->e);
+	r = object_delete(c->bundles, key, c->deadline_ns, c->e);
 	if (r)
 		return r;
 	point_reached(POINT_COLLECT_DELETED);
@@ -179,7 +196,9 @@ static int fold(struct collecting *c, const struct scan *scan)
 		n++;
 	if (scan->lowest <= scan->row.floor || n < (c->thorough ? 1 : FOLD_MIN))
 		return 0;
-	int r = put_floor(c, scan->lowest);
+	int r = cluster_hold(c->bundles->cluster, c->deadline_ns, c->e);
+	if (!r)
+		r = put_floor(c, scan->lowest);
 	if (r)
 		return r;
 	point_reached(POINT_FLOOR_PUT);

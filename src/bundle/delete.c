@@ -233,6 +233,8 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 		return error_set(e, -EAGAIN, "version %" PRIu64 " is not deleted: the index was rebuilt meanwhile",
 				 number);
 	if (r >= 0)
+		r = cluster_hold(bundles->cluster, deadline_ns, e);
+	if (!r)
 		r = root_read(bundles, place, number, &object, deadline_ns, e);
 	if (r || object.state != ROOT_PUBLISHED)
 		return r;

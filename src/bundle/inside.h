@@ -90,7 +90,6 @@ void slot_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
 void label_key(const struct place *place, struct view label, uint64_t move, char ret[KEY_BYTES]);
 void rule_key(const struct place *place, uint64_t k, char ret[KEY_BYTES]);
 void floor_key(const struct place *place, uint64_t number, char ret[KEY_BYTES]);
-void generation_key(uint64_t generation, char ret[KEY_BYTES]);
 void segment_key(const struct place *place, const struct record_head *head, char ret[KEY_BYTES]);
 
 /* Keys of index rows: names as they are, ended by a zero byte. */
@@ -355,6 +354,7 @@ struct collecting {
 	const struct place *place;
 	uint64_t pause_ns;	/* between two deletions */
 	bool thorough;		/* folds few tombstones, too */
+	uint64_t held_ns;	/* when the store was last seen to be this cluster's; 0: never */
 	char absent[KEY_BYTES]; /* the last scan's */
 	struct buf unclear;	/* keys, each ended by a zero byte: what the last pass did not understand */
 	uint64_t deadline_ns;

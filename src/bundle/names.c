@@ -216,11 +216,6 @@ void floor_key(const struct place *place, uint64_t number, char ret[KEY_BYTES])
 	(void)snprintf(ret, KEY_BYTES, "%sfloor/%020" PRIu64, place->prefix, number);
 }
 
-void generation_key(uint64_t generation, char ret[KEY_BYTES])
-{
-	(void)snprintf(ret, KEY_BYTES, CLUSTER_GENERATION_PREFIX "%" PRIu64, generation);
-}
-
 void segment_key(const struct place *place, const struct record_head *head, char ret[KEY_BYTES])
 {
 	(void)snprintf(ret, KEY_BYTES, "%sv/%020" PRIu64 "/%016" PRIx64 "-%s-%" PRIu32, place->prefix, head->number,

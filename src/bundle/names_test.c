@@ -112,8 +112,6 @@ static void keys_are_those_of_the_page(void **state)
 	assert_string_equal(key, "t/local/b/ckpt%2Fllama/v/00000000000000000042/0000000000000abc-blocks-3");
 	label_key(&place, view_str("best/f1"), 7, key);
 	assert_string_equal(key, "t/local/b/ckpt%2Fllama/l/best%2Ff1/00000000000000000007");
-	generation_key(7, key);
-	assert_string_equal(key, "g/7");
 	assert_int_equal(pack_key(view_str("local"), view_str("ckpt/llama"), 0xabc, "node-3", 12, pack), 0);
 	assert_string_equal(pack, "t/local/b/ckpt%2Fllama/p/0000000000000abc-node-3-12");
 	assert_int_equal(pack_key(view_str("local"), view_str("x"), 1, "no/de", 0, pack), -EINVAL);

@@ -222,7 +222,9 @@ int slot_publish(struct bundles *bundles, const struct slot *slot, struct versio
 	version->segments_ns = env_now(bundles->env);
 	point_reached(POINT_SEGMENTS_DURABLE);
 	point_reached(POINT_ROOT_NEXT);
-	r = publish_root(bundles, &place, version, &segments, deadline_ns, e);
+	r = cluster_hold(bundles->cluster, deadline_ns, e);
+	if (!r)
+		r = publish_root(bundles, &place, version, &segments, deadline_ns, e);
 	if (r)
 		return r;
 	version->root_ns = env_now(bundles->env);

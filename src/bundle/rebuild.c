@@ -117,64 +117,6 @@ static int find_engine(struct rebuild *r)
 	return error_set(r->e, failed, "nothing was rebuilt: %s", why.code ? why.text : error_meaning(failed));
 }
 
-/* ---- generation ---- */
-
-struct highest {
-	uint64_t generation;
-};
-
-static int find_generation(void *arg, const char *key, char *after)
-{
-	struct highest *highest = arg;
-	uint64_t n;
-
-	if (number_decode(view_str(key + strlen(CLUSTER_GENERATION_PREFIX)), 0, &n) == 0 && n > highest->generation)
-		highest->generation = n;
-	return 0;
-}
-
-static int raise_generation(struct rebuild *r, uint32_t *ret)
-{
-	struct bundles *bundles = r->bundles;
-	struct highest highest = { .generation = cluster_generation(bundles->cluster) };
-	_cleanup_(buf_fini) struct buf body = { 0 };
-	const struct rec_generation rec = { .cluster = view_str(cluster_id(bundles->cluster)) };
-	struct record_head head = { .kind = RECORD_GENERATION };
-	char key[KEY_BYTES];
-
-	bundles->env->ops->random(bundles->env, &head.save_id, sizeof(head.save_id));
-	if (rec_generation_encode(&rec, &body))
-		return no_memory(r->e);
-	int failed = keys_each(bundles, CLUSTER_GENERATION_PREFIX, find_generation, &highest, r->deadline_ns, r->e);
-	if (failed)
-		return failed;
-	for (int i = 0; i < CHANGE_TRIES_MAX && highest.generation < UINT32_MAX; i++) {
-		head.number = ++highest.generation;
-		head.generation = (uint32_t)highest.generation;
-		generation_key(highest.generation, key);
-		failed = object_put(bundles, key, &head, view_buf(&body), true, r->deadline_ns, r->e);
-		if (failed != BACKEND_EXISTS) {
-			*ret = head.generation;
-			return failed;
-		}
-	}
-	return error_set(r->e, -EAGAIN, "others raise the generation all the time");
-}
-
-static int mark_index(struct rebuild *r, uint32_t generation)
-{
-	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
-	_cleanup_(buf_fini) struct buf value = { 0 };
-	const struct row_generation row = { .generation = generation };
-	int failed = req ? row_generation_encode(&row, &value) : -ENOMEM;
-
-	if (!failed)
-		failed = meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value));
-	if (failed)
-		return error_set(r->e, failed, "cannot make a transaction");
-	return meta_call_run(cluster_meta(r->bundles->cluster), &req, r->deadline_ns, r->e);
-}
-
 /* ---- clearing ---- */
 
 struct clearing {
@@ -503,7 +445,7 @@ static int make_index(struct rebuild *r, uint32_t generation)
 		failed = finish_bundle(r);
 	if (!failed)
 		failed = rebuilt_begin(bundles, r->deadline_ns, r->e);
-	return failed ? failed : mark_index(r, generation);
+	return failed ? failed : cluster_mark_generation(bundles->cluster, generation, r->deadline_ns, r->e);
 }
 
 static int half_rebuilt(struct bundles *bundles, char *words, size_t bytes)
@@ -521,7 +463,7 @@ static int rebuild_shut(struct rebuild *r, uint32_t *ret_generation)
 
 	(void)half_rebuilt(bundles, half, sizeof(half));
 	cluster_rows_shut(bundles->cluster, index_prefixes, true, "the index is being rebuilt");
-	int failed = raise_generation(r, ret_generation);
+	int failed = cluster_raise_generation(bundles->cluster, r->deadline_ns, ret_generation, r->e);
 	if (failed && !bundles->half_rebuilt) { /* nothing has gone yet */
 		cluster_rows_open(bundles->cluster);
 		return failed;

@@ -365,7 +365,12 @@ static int wait_ready(struct up *up)
 			return WAIT_FAILED;
 		if (ready == (int)up->place.nodes || rebuild) {
 			hide_wait();
-			return rebuild ? WAIT_REBUILD : WAIT_READY;
+			if (!rebuild)
+				return WAIT_READY;
+			command_fail("%s: the nodes run, but their index is missing or older than the store; make it "
+				     "again by `forebay meta rebuild --socket %s/node-0/socket`: %s",
+				     up->place.dir, up->place.dir, words);
+			return WAIT_REBUILD;
 		}
 		show_wait(up, (uint64_t)ready);
 		if (command_interrupted()) {
@@ -455,10 +460,7 @@ static int bring_up(struct up *up)
 		return EXIT_SUCCESS;
 	case WAIT_REBUILD:
 		up->stays = true;
-		return command_fail(
-			"%s: the nodes run, but their index is missing or older than the store; make it again by "
-			"`forebay meta rebuild --socket %s/node-0/socket`",
-			place->dir, place->dir);
+		return EXIT_FAILURE;
 	default:
 		end_started(up);
 		return EXIT_FAILURE;

@@ -294,6 +294,8 @@ int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 	int r = generation_join(cluster, deadline_ns, e);
 	if (!r)
 		r = member_join(cluster, deadline_ns, e);
+	if (!r && !cluster->meta_is_remote)
+		r = fiber_start(&cluster->nursery, "hold", hold_keep, cluster);
 	if (r)
 		return r;
 	cluster->joined = true;
@@ -344,10 +346,12 @@ void cluster_free(struct cluster *cluster)
 	}
 	map_fini(&cluster->peers);
 	peer_free(cluster->meta_peer);
-	if (cluster->meta_is_remote)
+	if (cluster->meta_is_remote) {
 		meta_free(cluster->meta);
-	else if (cluster->meta)
+	} else if (cluster->meta) {
 		cluster->meta->gate = NULL;
+		cluster->meta->refusal = NULL;
+	}
 	if (cluster->key.ptr)
 		explicit_bzero(cluster->key.ptr, cluster->key.len);
 	buf_fini(&cluster->key);

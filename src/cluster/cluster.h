@@ -34,10 +34,10 @@
 #define NODE_NAME_MAX	  63		/* bytes, [A-Za-z0-9._-] */
 #define CLUSTER_NODES_MAX 4096
 
-/* The generation's places: u32 in the meta engine; objects g/<n> (decimal) in the backend, whose contents may be anything. */
+/* The generation's places: a row in the meta engine; objects g/<n> and g/<n>.<k> in the backend (docs/formats.md, sections 3 and 8). */
 #define CLUSTER_GENERATION_KEY	  "c/generation"
 #define CLUSTER_GENERATION_PREFIX "g/"
-#define CLUSTER_ENGINE_KEY	  "c/engine" /* a token: which engine began the cluster */
+#define CLUSTER_ENGINE_KEY	  "c/engine" /* the token of the last claim that the engine began */
 
 struct cluster;
 
@@ -56,7 +56,8 @@ struct cluster_options {
 /* Listens at once. */
 int cluster_new(struct env *env, const struct cluster_options *options, struct cluster **ret, struct error *e);
 /* Joins: reads or makes the generation, writes the own record, starts the heartbeats. Waits. -ERR_EREBUILD when the engine is
- * empty or of an older generation than the store; -ENODEV when the store has not the engine's generation: it is not mounted. */
+ * empty or older than the store, which another has used since; -ENODEV when the store has not the engine's claim: it is not mounted, another
+ * one, or an older copy. On the engine's node it claims the store for this life, and looks each HOLD_LOOK_MS whether it still has it. */
 int cluster_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
 void cluster_stop(
 	struct cluster *cluster); /* waits, shielded, for its own fibers: then there are no more calls in or out */
@@ -81,11 +82,22 @@ const char *cluster_id(const struct cluster *cluster);
 uint32_t cluster_generation(const struct cluster *cluster);
 uint64_t cluster_incarnation(const struct cluster *cluster); /* of this node */
 bool cluster_has_key(const struct cluster *cluster);	     /* peers have proven the cluster's key */
-/* The engine's (0: it has none yet) and the store's highest. Waits. -ENODEV: the store has not even the engine's; not mounted. */
+/* The engine's (0: it has none yet) and the store's highest. Waits. -ENODEV: the store has not the engine's claim, as in cluster_join(). */
 int cluster_generations(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
 			struct error *e);
-/* A rebuild raised the generation (bundle/): takes the new one over and tells the peers with their next frames. */
+/*
+ * A rebuild (bundle/): raises the generation in the store, by which the store becomes this engine's, whosever it was; takes the new one over and
+ * tells the peers with their next frames; and at its end marks the index as being of it. Raise and mark wait.
+ */
+int cluster_raise_generation(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret, struct error *e);
 void cluster_set_generation(struct cluster *cluster, uint32_t generation);
+int cluster_mark_generation(struct cluster *cluster, uint32_t generation, uint64_t deadline_ns, struct error *e);
+/*
+ * Before anything is published or destroyed: is the store still this cluster's? One list of a few names, where it is. Waits. -ERR_EREBUILD:
+ * another has taken it over, and on the engine's node nothing of the index is served from then on; -ENODEV: it is not mounted any more.
+ */
+int cluster_hold(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
+int cluster_taken(const struct cluster *cluster, struct error *e); /* the same as far as it is known; does not wait */
 
 /* ---- members ---- */
 struct node_info {

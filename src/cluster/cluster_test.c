@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "cluster/bed_suite.h"
 #include "cluster/inside.h"
+#include "wire/record.h"
 
 #define MSG_ECHO MSG_G_JOIN /* any types that the cluster does not serve itself */
 #define MSG_FAIL MSG_G_LOST
@@ -578,7 +579,7 @@ static int first_story(struct bed *bed)
 	bed_start(bed, 0);
 	EXPECT_INT(cluster_generation(at(bed, 0)), 1);
 	EXPECT_INT(cluster_incarnation(at(bed, 0)), 1);
-	EXPECT_CALL(backend_read(bed->backend, "g/1", 100, &token, bed_deadline(bed), &e), 0, &e);
+	EXPECT_CALL(backend_read(bed->backend, "g/1", 4096, &token, bed_deadline(bed), &e), 0, &e);
 	bed_stop(bed, 0);
 	bed_start(bed, 0);
 	EXPECT_INT(cluster_generation(at(bed, 0)), 1);
@@ -591,16 +592,50 @@ static void a_new_cluster_begins_with_generation_1_and_keeps_it(void **state)
 	bed_run(state, first_story);
 }
 
+/* A claim of another cluster's, or what is left of one of this. */
+static void put_claim(struct bed *bed, const char *key, uint32_t generation, uint64_t life, const char *token)
+{
+	_cleanup_(buf_fini) struct buf body = { 0 }, object = { 0 };
+	const struct rec_generation rec = { .cluster = view_str("theirs"),
+					    .node = view_str("x9"),
+					    .life = life,
+					    .token = view_str(token) };
+	const struct record_head head = { .kind = RECORD_GENERATION, .number = generation, .generation = generation };
+	struct error e;
+
+	EXPECT_INT(rec_generation_encode(&rec, &body), 0);
+	EXPECT_INT(record_seal(&head, view_buf(&body), &object), 0);
+	EXPECT_CALL(backend_write(bed->backend, key, view_buf(&object), false, bed_deadline(bed), &e), 0, &e);
+}
+
+static void put_row(struct bed *bed, const char *key, struct view value)
+{
+	struct meta_req *req = meta_req_new(META_TXN);
+	struct error e;
+
+	EXPECT_INT(meta_txn_put(req, view_str(key), value), 0);
+	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
+	meta_req_free(req);
+}
+
+static void put_mark(struct bed *bed, uint32_t generation, uint64_t life, const char *token)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	const struct row_generation row = { .generation = generation, .life = life, .token = view_str(token) };
+
+	EXPECT_INT(row_generation_encode(&row, &value), 0);
+	put_row(bed, CLUSTER_GENERATION_KEY, view_buf(&value));
+}
+
 static int lost_story(struct bed *bed)
 {
 	struct error e;
 
-	EXPECT_CALL(backend_write(bed->backend, "g/1", view_str("of another engine"), true, bed_deadline(bed), &e), 0,
-		    &e);
+	put_claim(bed, "g/1", 1, 0, "another");
 	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
 	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), -ERR_EREBUILD, &e);
 	EXPECT(strstr(e.text, "forebay meta rebuild"));
-	EXPECT_CALL(backend_write(bed->backend, "g/12", view_str(""), true, bed_deadline(bed), &e), 0, &e);
+	put_claim(bed, "g/12", 12, 0, "another");
 	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), -ERR_EREBUILD, &e);
 	EXPECT(strstr(e.text, "generation 12"));
 	cluster_stop(cluster);
@@ -619,7 +654,7 @@ static int older_story(struct bed *bed)
 
 	bed_start(bed, 0);
 	bed_stop(bed, 0);
-	EXPECT_CALL(backend_write(bed->backend, "g/2", view_str(""), true, bed_deadline(bed), &e), 0, &e);
+	put_claim(bed, "g/2", 2, 0, "another");
 	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
 	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), -ERR_EREBUILD, &e);
 	EXPECT(strstr(e.text, "generation 1") && strstr(e.text, "of 2"));
@@ -663,7 +698,7 @@ static int unmounted_story(struct bed *bed)
 			bed_stop(bed, 0);
 		struct cluster *cluster = bed_new(bed, i, "bed", &e);
 		move_store(bed, "store/g", "aside");
-		expect_unmounted(bed, cluster, i ? 100 : BED_CALL_MS, "has no object g/1:");
+		expect_unmounted(bed, cluster, i ? 100 : BED_CALL_MS, i ? "no object g/1.2:" : "no object g/1:");
 		move_store(bed, "aside", "store/g");
 		EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), 0, &e); /* mounted meanwhile */
 		cluster_stop(cluster);
@@ -680,17 +715,6 @@ static void a_store_without_the_generation_of_the_index_is_not_joined(void **sta
 }
 
 /* In the index, as a rebuild leaves it there. */
-static void set_index_generation(struct bed *bed, uint32_t generation)
-{
-	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_TXN);
-	_cleanup_(buf_fini) struct buf value = { 0 };
-	struct error e;
-
-	EXPECT_INT(put_u32(&value, &generation), 0);
-	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
-	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
-}
-
 /* Another disk, which was this store's once: a copy from before a rebuild. */
 static int old_store_story(struct bed *bed)
 {
@@ -698,7 +722,7 @@ static int old_store_story(struct bed *bed)
 
 	bed_start(bed, 0);
 	bed_stop(bed, 0);
-	set_index_generation(bed, 2);
+	put_mark(bed, 2, 0, "rebuilt");
 	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
 	expect_unmounted(bed, cluster, 100, "has no object g/2, only g/1:");
 	cluster_stop(cluster);
@@ -711,6 +735,158 @@ static void a_store_of_an_older_generation_than_the_index_is_not_joined(void **s
 	bed_run(state, old_store_story);
 }
 
+/* Equal numbers: another cluster's store lies there, or a copy from before the last start. */
+static int other_store_story(struct bed *bed)
+{
+	struct error e;
+
+	bed_start(bed, 0);
+	bed_stop(bed, 0);
+	move_store(bed, "store/g/1", "own");
+	put_claim(bed, "g/1", 1, 0, "another");
+	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
+	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), -ENODEV, &e);
+	EXPECT(strstr(e.text, "another store") && strstr(e.text, "g/1 is of cluster theirs, node x9"));
+	move_store(bed, "own", "store/g/1");
+	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), 0, &e); /* the right one, and from now on g/1.1 */
+	cluster_stop(cluster);
+	cluster_free(cluster);
+
+	move_store(bed, "store/g/1.1", "newer");
+	cluster = bed_new(bed, 0, "bed", &e);
+	expect_unmounted(bed, cluster, 100, "has no object g/1.1, only g/1:");
+	move_store(bed, "newer", "store/g/1.1");
+	cluster_stop(cluster);
+	cluster_free(cluster);
+	return 0;
+}
+
+static void a_store_of_others_or_an_older_copy_is_not_joined_however_equal_the_numbers(void **state)
+{
+	bed_run(state, other_store_story);
+}
+
+/* A copy of the index was started elsewhere, and then this one. */
+static int copied_story(struct bed *bed)
+{
+	struct error e;
+
+	bed_start(bed, 0);
+	bed_stop(bed, 0);
+	put_claim(bed, "g/1.1", 1, 1, "the copy's");
+	struct cluster *cluster = bed_new(bed, 0, "bed", &e);
+	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), -ERR_EREBUILD, &e);
+	EXPECT(strstr(e.text, "another engine has used since: of cluster theirs, node x9") && strstr(e.text, "g/1.1"));
+	cluster_stop(cluster);
+	cluster_free(cluster);
+	return 0;
+}
+
+static void an_index_whose_copy_has_used_the_store_since_is_refused(void **state)
+{
+	bed_run(state, copied_story);
+}
+
+/* Killed between the claim of its life and the mark. */
+static int cut_claim_story(struct bed *bed)
+{
+	struct error e;
+
+	bed_start(bed, 0);
+	bed_stop(bed, 0);
+	put_row(bed, CLUSTER_ENGINE_KEY, view_str("under way")); /* before the object: */
+	for (int i = 0; i < 2; i++) {
+		if (i)
+			put_claim(bed, "g/1.2", 1, 2, "under way"); /* behind it */
+		bed_start(bed, 0);
+		bed_stop(bed, 0);
+		put_row(bed, CLUSTER_ENGINE_KEY, view_str("under way"));
+	}
+	_cleanup_(buf_fini) struct buf there = { 0 };
+	EXPECT_CALL(backend_read(bed->backend, "g/1.3", 4096, &there, bed_deadline(bed), &e), 0, &e);
+	return 0;
+}
+
+static void a_start_that_was_cut_while_it_claimed_the_store_is_gone_on_with(void **state)
+{
+	bed_run(state, cut_claim_story);
+}
+
+static void expect_hold(struct bed *bed, int i, int expected, const char *words)
+{
+	struct error e = { 0 };
+
+	EXPECT_CALL(cluster_hold(at(bed, i), bed_deadline(bed), &e), expected, &e);
+	EXPECT(!*words || strstr(e.text, words));
+}
+
+/* Another engine comes, on the same store; then nobody publishes or deletes here, and the index is not believed any more. */
+static int taken_story(struct bed *bed)
+{
+	_cleanup_(buf_fini) struct buf value = { 0 };
+	uint64_t limit_ns = bed_deadline(bed);
+	struct error e = { 0 };
+
+	expect_hold(bed, 0, 0, "");
+	expect_hold(bed, 1, 0, "");
+	put_claim(bed, "g/2", 2, 0, "another");
+	expect_hold(bed, 1, -ERR_EREBUILD, "has been taken over by cluster theirs, node x9: its object g/2");
+	while (!cluster_taken(at(bed, 0), &e) && env_now(bed->env) < limit_ns) /* nobody asked this one */
+		EXPECT_INT(fiber_sleep_until(env_in_ms(bed->env, 20)), 0);
+	EXPECT(strstr(e.text, "taken over by cluster theirs"));
+	expect_hold(bed, 0, -ERR_EREBUILD, "taken over");
+	for (int i = 0; i < 2; i++) {
+		EXPECT_CALL(meta_get(cluster_meta(at(bed, i)), view_str("n/n0"), &value, bed_deadline(bed), &e),
+			    -ERR_EREBUILD, &e);
+		EXPECT(strstr(e.text, "taken over by cluster theirs"));
+	}
+	return 0;
+}
+
+static void a_store_that_another_engine_claims_is_given_up_at_once(void **state)
+{
+	bed_run(state, taken_story);
+}
+
+/* The own engine's next life, and its own rebuild, are no others: also while the rebuild goes on. */
+static int own_claims_story(struct bed *bed)
+{
+	uint32_t generation;
+	struct error e;
+
+	put_row(bed, CLUSTER_ENGINE_KEY, view_str("next"));
+	put_claim(bed, "g/1.1", 1, 1, "next");
+	for (int i = 0; i < BED_NODES; i++)
+		expect_hold(bed, i, 0, "");
+	put_mark(bed, 1, 1, "next");
+	EXPECT_CALL(cluster_raise_generation(at(bed, 1), bed_deadline(bed), &generation, &e), 0, &e);
+	EXPECT_INT(generation, 2);
+	for (int i = 0; i < BED_NODES; i++)
+		expect_hold(bed, i, 0, "");
+	EXPECT_CALL(cluster_mark_generation(at(bed, 1), generation, bed_deadline(bed), &e), 0, &e);
+	expect_hold(bed, 0, 0, "");
+	return 0;
+}
+
+static void an_engine_s_next_life_and_its_own_rebuild_are_no_others(void **state)
+{
+	bed_run(state, own_claims_story);
+}
+
+static int gone_story(struct bed *bed)
+{
+	move_store(bed, "store/g", "aside");
+	expect_hold(bed, 1, -ENODEV, "has no object g/1 any more: is it still mounted?");
+	move_store(bed, "aside", "store/g");
+	expect_hold(bed, 1, 0, "");
+	return 0;
+}
+
+static void a_store_that_is_not_mounted_any_more_is_neither_published_to_nor_deleted_from(void **state)
+{
+	bed_run(state, gone_story);
+}
+
 /* A try to join that failed half-way has left a generation, which a rebuild has overtaken since. */
 static int overtaken_story(struct bed *bed)
 {
@@ -720,8 +896,8 @@ static int overtaken_story(struct bed *bed)
 	bed_start(bed, 0);
 	struct cluster *cluster = bed_new(bed, 1, "bed", &e);
 	cluster_set_generation(cluster, 1);
-	EXPECT_CALL(backend_write(bed->backend, "g/3", view_str(""), true, bed_deadline(bed), &e), 0, &e);
-	set_index_generation(bed, rebuilt);
+	put_mark(bed, rebuilt, 0, "rebuilt");
+	put_claim(bed, "g/3", rebuilt, 0, "rebuilt");
 	cluster_set_generation(at(bed, 0), rebuilt);
 	EXPECT_CALL(cluster_join(cluster, bed_deadline(bed), &e), 0, &e);
 	EXPECT_INT(cluster_generation(cluster), rebuilt);
@@ -738,7 +914,6 @@ static void a_node_that_tries_to_join_again_asks_for_the_generation_anew(void **
 /* The engine's disk is lost, its node starts with an empty one and rebuilds it; the others have gone on. */
 static int reborn_engine_story(struct bed *bed)
 {
-	_cleanup_(buf_fini) struct buf value = { 0 };
 	const uint32_t rebuilt = 2;
 	struct node_info info;
 	char path[96], address[128];
@@ -756,12 +931,8 @@ static int reborn_engine_story(struct bed *bed)
 	meta_free(bed->meta);
 	snprintf(path, sizeof(path), "%s/meta2", bed->dir);
 	EXPECT_CALL(meta_lmdb_open(bed->env, path, &bed->meta, &e), 0, &e);
-	struct meta_req *req = meta_req_new(META_TXN);
-	EXPECT_INT(put_u32(&value, &rebuilt), 0);
-	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_GENERATION_KEY), view_buf(&value)), 0);
-	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
-	meta_req_free(req);
-	EXPECT_CALL(backend_write(bed->backend, "g/2", view_str(""), true, bed_deadline(bed), &e), 0, &e);
+	put_mark(bed, rebuilt, 0, "rebuilt");
+	put_claim(bed, "g/2", rebuilt, 0, "rebuilt");
 	bed_start(bed, 0);
 	serve_all(bed, 0);
 	expect_echo(bed, 1, 0, "b"); /* it is no older life of itself */
@@ -781,13 +952,8 @@ static void a_cluster_goes_on_with_an_engine_that_was_lost_and_rebuilt(void **st
 /* The first start wrote the token and g/1, and was killed before it wrote the generation. */
 static int cut_story(struct bed *bed)
 {
-	struct error e;
-	struct meta_req *req = meta_req_new(META_TXN);
-
-	EXPECT_INT(meta_txn_put(req, view_str(CLUSTER_ENGINE_KEY), view_str("token")), 0);
-	EXPECT_CALL(meta_call_run(bed->meta, &req, bed_deadline(bed), &e), 0, &e);
-	meta_req_free(req);
-	EXPECT_CALL(backend_write(bed->backend, "g/1", view_str("token"), true, bed_deadline(bed), &e), 0, &e);
+	put_row(bed, CLUSTER_ENGINE_KEY, view_str("token"));
+	put_claim(bed, "g/1", 1, 0, "token");
 	bed_start(bed, 0);
 	EXPECT_INT(cluster_generation(at(bed, 0)), 1);
 	return 0;
@@ -892,6 +1058,12 @@ int main(void)
 		TEST_NEW(a_store_without_the_generation_of_the_index_is_not_joined),
 		TEST_NEW(a_store_of_an_older_generation_than_the_index_is_not_joined),
 		TEST_NEW(a_first_start_that_was_cut_short_is_gone_on_with),
+		TEST_NEW(a_store_of_others_or_an_older_copy_is_not_joined_however_equal_the_numbers),
+		TEST_NEW(an_index_whose_copy_has_used_the_store_since_is_refused),
+		TEST_NEW(a_start_that_was_cut_while_it_claimed_the_store_is_gone_on_with),
+		TEST(a_store_that_another_engine_claims_is_given_up_at_once),
+		TEST(an_engine_s_next_life_and_its_own_rebuild_are_no_others),
+		TEST(a_store_that_is_not_mounted_any_more_is_neither_published_to_nor_deleted_from),
 		TEST(every_node_knows_all_members_sorted_by_name),
 		TEST_NEW(a_node_is_its_own_failure_domain_unless_told_otherwise),
 	};

@@ -138,8 +138,45 @@ int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
 /* The generation may have been raised: an index that was made again has no record of who has not joined since. Waits for nothing. */
 void member_announce(struct cluster *cluster);
 
+/* ---- to whom the store belongs (claim.c) ---- */
+#define CLAIM_KEY_BYTES	  40
+#define CLAIM_TOKEN_BYTES 33 /* 16 random bytes in hex, and the final 0; "" is nobody's */
+
+struct claim_at { /* which claim; generation 0: none */
+	uint32_t generation;
+	uint64_t life;
+};
+struct claim_name {
+	char key[CLAIM_KEY_BYTES];
+};
+struct claim { /* as it stands in the store */
+	struct claim_at at;
+	char token[CLAIM_TOKEN_BYTES];
+	char by[2 * NODE_NAME_MAX + 24]; /* words: whose */
+};
+struct mark { /* as the engine has it */
+	struct claim_at at;
+	char token[CLAIM_TOKEN_BYTES];	/* the claim's that the index is of */
+	char engine[CLAIM_TOKEN_BYTES]; /* of the last one that this engine began: the same, unless it is under way */
+};
+
+struct claim_name claim_name(struct claim_at at);
+int claim_compare(struct claim_at a, struct claim_at b);
+int claim_highest(struct cluster *cluster, struct claim_at *ret, uint64_t deadline_ns, struct error *e);
+/* One that is known to be there: -ENOENT comes late. */
+int claim_read(struct cluster *cluster, struct claim_at at, struct claim *ret, uint64_t deadline_ns, struct error *e);
+/* 0: it is there with @token; BACKEND_EXISTS: with another. */
+int claim_put(struct cluster *cluster, struct claim_at at, const char *token, uint64_t deadline_ns, struct error *e);
+int mark_read(struct cluster *cluster, struct mark *ret, uint64_t deadline_ns, struct error *e);
+bool mark_owns(const struct mark *mark, const struct claim *claim);
+int mark_write(struct cluster *cluster, struct claim_at at, const char *token, uint64_t deadline_ns, struct error *e);
+/* Makes a token and keeps it as the engine's last. */
+int mark_new_token(struct cluster *cluster, char ret[CLAIM_TOKEN_BYTES], uint64_t deadline_ns, struct error *e);
+
 /* ---- generation (generation.c) ---- */
+enum { HOLD_TAKEN = 1, HOLD_MISSING = 2 };
 int generation_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e);
+int hold_keep(void *arg); /* a fiber of the engine's node: the cluster */
 
 /* ---- meta through a peer (meta_peer.c) ---- */
 int meta_peer_open(struct cluster *cluster, const char *address, struct error *e);
@@ -175,6 +212,10 @@ struct cluster {
 	uint32_t announced; /* the generation in which the index was last seen to have the own record */
 	bool announcing;    /* a fiber looks */
 	uint64_t incarnation;
+	struct claim_at held;		/* the highest claim on the store that was seen to be the engine's */
+	bool claimed;			/* by this life of the engine */
+	char raised[CLAIM_TOKEN_BYTES]; /* the token of the generation that a rebuild has begun */
+	struct error taken;		/* the store is another's now: the engine here is not to be believed any more */
 
 	struct map peers;	/* by name */
 	struct peer *meta_peer; /* with a remote engine; in no map */

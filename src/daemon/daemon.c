@@ -47,7 +47,7 @@ struct groups *daemon_groups(const struct daemon *daemon)
 int daemon_ready(const struct daemon *daemon, struct error *e)
 {
 	if (daemon->joined)
-		return 0;
+		return cluster_taken(daemon->cluster, e);
 	/* other codes would be taken for an answer: a version that the engine does not know yet is not absent */
 	bool own = daemon->why.code == -ERR_EREBUILD || daemon->why.code == -ERR_EVERSION ||
 		   daemon->why.code == -ENODEV;
@@ -73,10 +73,15 @@ static int rebuild_first(struct daemon *daemon, struct error *e)
 /* An older copy of the index would be believed by everybody who asks it. Peers' requests wait until it was looked at. */
 static int check_index(struct daemon *daemon, struct error *e)
 {
-	int r = bundles_check_index(daemon->bundles, env_in_ms(daemon->env, CHECK_TIMEOUT_MS), e);
+	uint32_t of_index, of_store;
+	int r = cluster_generations(daemon->cluster, env_in_ms(daemon->env, JOIN_ATTEMPT_MS), &of_index, &of_store, e);
 
+	if (!r)
+		r = bundles_check_index(daemon->bundles, env_in_ms(daemon->env, CHECK_TIMEOUT_MS), e);
 	if (!r || r == -ERR_EREBUILD)
 		cluster_meta_open(daemon->cluster, r ? e : NULL);
+	else if (r == -ENODEV) /* not of this store; whoever asks finds so himself */
+		cluster_meta_open(daemon->cluster, NULL);
 	return r;
 }
 

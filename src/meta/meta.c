@@ -121,7 +121,10 @@ void meta_submit(struct meta *meta, struct meta_req *req)
 	req->out.len = 0;
 	req->error = (struct error){ 0 };
 
-	if (is_shut(meta->gate, req)) {
+	if (meta->refusal) {
+		req->error = *meta->refusal;
+		meta_finish_later(req, meta->refusal->code);
+	} else if (is_shut(meta->gate, req)) {
 		req->error = meta->gate->why;
 		meta_finish_later(req, meta->gate->why.code);
 	} else if (req->in.len > META_REQ_MAX) {

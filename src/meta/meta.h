@@ -85,6 +85,7 @@ struct meta {
 	struct env *env;
 	const struct meta_gate *gate; /* NULL: everything is served */
 	unsigned n_abandoned; /* requests under way that nobody waits for any more: cluster/calls.c counts them */
+	const struct error *refusal; /* not NULL: what every request fails with, for the engine is not to be believed */
 };
 #define META_MAGIC 0x4154454d
 

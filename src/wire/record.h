@@ -87,7 +87,7 @@ struct digest record_digest(struct view object);
 #define REC_tombstone(F)  F(str, tenant) F(str, bundle) F(u32, reason) F(list, packs) F(list, segments) F(u32, shared)
 #define REC_slot(F)	  F(str, tenant) F(str, bundle) F(u64, parent) F(str, node) F(str, lease)
 #define REC_label(F)	  F(str, tenant) F(str, bundle) F(str, label) F(u64, number)
-#define REC_generation(F) F(str, cluster)
+#define REC_generation(F) F(str, cluster) F(str, node) F(u64, life) F(str, token)
 #define REC_rule(F)	  F(str, tenant) F(str, bundle) F(u64, keep_last) F(u64, keep_every)
 #define REC_floor(F)	  F(str, tenant) F(str, bundle)
 #define REC_items(F)	  F(list, items)
@@ -105,7 +105,7 @@ struct digest record_digest(struct view object);
 	F(u32, state) F(list, attributes) F(u32, shared) F(u64, mark)
 #define ROW_slot(F)	  F(u64, save_id) F(u64, epoch) F(u64, parent) F(str, lease)
 #define ROW_label(F)	  F(u64, number) F(u64, move) F(u64, pending_move) F(u64, pending_number)
-#define ROW_generation(F) F(u32, generation)
+#define ROW_generation(F) F(u32, generation) F(u64, life) F(str, token)
 
 /* struct's name, its table */
 #define RECORD_BODIES(X)                                                                                     \

@@ -76,7 +76,8 @@ static void small_records_have_the_bytes_of_the_tables(void **state)
 	assert_golden_body("record/golden-burned", RECORD_TOMBSTONE, rec_tombstone, .tenant = tenant, .bundle = bundle,
 			   .reason = TOMBSTONE_BURNED);
 	assert_golden_body("record/golden-generation", RECORD_GENERATION, rec_generation,
-			   .cluster = view_str("cluster-1"));
+			   .cluster = view_str("cluster-1"), .node = view_str("node-0"), .life = 3,
+			   .token = view_str("00112233445566778899aabbccddeeff"));
 	assert_golden_body("record/golden-rule", RECORD_RULE, rec_rule, .tenant = tenant, .bundle = bundle,
 			   .keep_last = 3, .keep_every = 10);
 	assert_golden_body("record/golden-floor", RECORD_FLOOR, rec_floor, .tenant = tenant, .bundle = bundle);
