@@ -406,6 +406,22 @@ def test_a_rank_that_is_refused_its_part_of_a_load_keeps_nobody_waiting(cluster,
         assert [future.result(LIMIT_S) for future in [pool.submit(load, rank) for rank in range(2)]] == [noise(1000, rank) for rank in range(2)]
 
 
+def test_a_rank_that_gives_up_its_part_of_a_load_keeps_nobody_waiting(cluster, bundle):
+    def body(group, rank):
+        job.save(group, bundle, 1, [(f"w{rank}", noise(1000, rank), {})])
+        out = bytearray(1000)
+        with group.session.open(bundle, group=group) as version:
+            with pytest.raises((forebay.Error, KeyError)) as caught, group.load(version) as loading:
+                loading.into(f"w{rank}" if rank else "nothing", out)
+            with group.load(version) as loading:  # the next one is together again
+                loading.into(f"w{rank}", out)
+        return str(caught.value), bytes(out)
+
+    (mine, first), (told, second) = job.good(job.ranks(cluster, 2, body, name=job.unique(), run="1"))
+    assert "nothing" in mine and "rank 0 on node node-0 cannot take part: the load was cancelled" in told
+    assert (first, second) == (noise(1000, 0), noise(1000, 1))
+
+
 def test_a_step_is_saved_once_in_a_run(cluster, bundle):
     name = job.unique()
 

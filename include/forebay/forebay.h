@@ -213,7 +213,8 @@ int forebay_load_into(struct forebay_load *load, const struct forebay_target *ta
 int forebay_load_submit(struct forebay_load *load, struct forebay_future **ret);
 /* As forebay_save_stats(). */
 int forebay_load_stats(struct forebay_load *load, void (*each)(void *arg, const char *name, uint64_t value), void *arg);
-/* Cancels what is not over; returns once targets are untouched. Accepts NULL. */
+/* Cancels what is not over; returns once targets are untouched. What was not submitted ends the group's load for its other ranks, too.
+ * Accepts NULL. */
 void forebay_load_free(struct forebay_load *load);
 
 /* ---- names ------------------------------------------------------------------------------------------------------------ */

@@ -157,7 +157,7 @@ struct core_want {
 };
 int core_load_add(struct core_load *load, const struct core_want *want, struct error *e);
 int core_load_submit(struct core_load *load, struct error *e);
-/* The shell refused one of these, with @e. What is not made good until the load is dropped is told to the other ranks, as core_forgo_load() does. */
+/* The shell refused one of these, with @e: what the other ranks are told if the load is dropped before it was submitted. */
 void core_load_refused(struct core_load *load, const struct error *e);
 /* Over when every target is filled, or at the first failure and once nothing is touched any more. */
 void core_load_attach(struct core_load *load, struct core_future *future);

@@ -453,9 +453,13 @@ void core_load_cancel(struct core_load *load)
 {
 	struct error failure = { 0 };
 
-	if (load->phase == LOAD_NEW && load->group && load->refusal.code && !load->group->left)
-		core_forgo_load(load->group, load->version, &load->refusal);
 	error_set(&failure, -ECANCELED, "the load was cancelled");
+	if (load->phase == LOAD_NEW && load->group && !load->group->left && load->core->state != CORE_LOST)
+		core_tell_forgone(load->core,
+				  &(struct msg_forgo){
+					  .group = load->group->handle,
+					  .version = load->version,
+					  .words = view_str(load->refusal.code ? load->refusal.text : failure.text) });
 	load_fail(load, &failure, load->phase != LOAD_NEW);
 }
 

@@ -325,8 +325,7 @@ static void a_shortage_of_one_rank_is_told_and_what_all_meet_is_not(void **state
 	script_leave(s, group);
 }
 
-/* As for an item of a save: it was tried again and taken, so the other ranks are not told of a shortage. */
-static void what_a_target_met_is_forgotten_once_one_is_taken(void **state)
+static void a_grouped_load_that_is_dropped_unsubmitted_is_told_to_the_other_ranks(void **state)
 {
 	struct script *s = *state;
 	struct core_group *group = script_join(s);
@@ -336,7 +335,14 @@ static void what_a_target_met_is_forgotten_once_one_is_taken(void **state)
 
 	assert_int_equal(core_load_new(s->core, group, 17, &load), 0);
 	(void)error_set(&load->refusal, -ENOMEM, "no memory for one target more"); /* as core_load_add() does */
-	assert_int_equal(core_load_add(load, &want, NULL), 0);
+	core_load_drop(load);
+	expect_forgone(s, 17, "no memory for one target more");
+	assert_int_equal(core_load_new(s->core, group, 17, &load), 0);
+	(void)error_set(&load->refusal, -ENOMEM, "no memory for one target more");
+	assert_int_equal(core_load_add(load, &want, NULL), 0); /* tried again, and taken */
+	core_load_drop(load);
+	expect_forgone(s, 17, "the load was cancelled");
+	assert_int_equal(core_load_new(s->core, NULL, 17, &load), 0);
 	core_load_drop(load);
 	script_silence(s);
 	script_leave(s, group);
@@ -345,8 +351,8 @@ static void what_a_target_met_is_forgotten_once_one_is_taken(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(what_a_target_met_is_forgotten_once_one_is_taken, script_set_up,
-						script_tear_down),
+		cmocka_unit_test_setup_teardown(a_grouped_load_that_is_dropped_unsubmitted_is_told_to_the_other_ranks,
+						script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(a_refused_part_of_a_grouped_load_is_told_to_the_other_ranks,
 						script_set_up, script_tear_down),
 		cmocka_unit_test_setup_teardown(a_shortage_of_one_rank_is_told_and_what_all_meet_is_not, script_set_up,
