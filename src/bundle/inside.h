@@ -338,6 +338,8 @@ void delete_objects(struct bundles *bundles, const struct place *place, uint64_t
 
 /* Takes rule @k over into the bundle's row, if its object is there. */
 int rule_take(struct bundles *bundles, const struct place *place, uint64_t k, uint64_t deadline_ns, struct error *e);
+/* As if rule @k kept all: what it says, or what it must spare, cannot be read. */
+int rule_rest(struct bundles *bundles, const struct place *place, uint64_t k, uint64_t deadline_ns, struct error *e);
 /* Deletes what the rule in force does not keep, so much at a time. */
 int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret_deleted, uint64_t deadline_ns,
 	       struct error *e);

@@ -329,27 +329,55 @@ static int share_all(struct rebuild *r)
 			   0;
 }
 
+/* *ret_all: none is damaged. */
+static int finish_labels(struct rebuild *r, bool *ret_all)
+{
+	int failed = 0;
+
+	*ret_all = true;
+	for (size_t i = 0; !failed && i < r->n_labels; i++) {
+		const struct moves *moves = &r->labels[i];
+		struct error why = { 0 };
+		bool set = false;
+
+		failed = label_rebuild(r->bundles, &r->place, view_buf(&moves->label), moves->all, moves->n, &set,
+				       r->deadline_ns, &why);
+		r->counts.labels += set;
+		*ret_all &= failed != -ERR_EDAMAGED;
+		failed = pass_over(r, failed, &why);
+	}
+	return failed;
+}
+
+/* The version that a damaged label keeps is not known: then all stay, until somebody sets a rule again. */
+static int finish_rule(struct rebuild *r, bool all_labels)
+{
+	struct error why = { 0 };
+	int failed = 0;
+	bool known = all_labels;
+
+	if (known) {
+		failed = rule_take(r->bundles, &r->place, r->rule, r->deadline_ns, &why);
+		known = failed != -ERR_EDAMAGED;
+		failed = pass_over(r, failed, &why);
+	}
+	return known || failed ? failed : rule_rest(r->bundles, &r->place, r->rule, r->deadline_ns, r->e);
+}
+
 static int finish_bundle(struct rebuild *r)
 {
 	struct row_bundle row;
-	struct error why = { 0 };
+	bool all_labels;
 
 	if (!r->in_bundle)
 		return 0;
 	int failed = finish_number(r);
 	if (!failed)
 		failed = share_all(r);
+	if (!failed)
+		failed = finish_labels(r, &all_labels);
 	if (!failed && r->rule)
-		failed = pass_over(r, rule_take(r->bundles, &r->place, r->rule, r->deadline_ns, &why), &why);
-	for (size_t i = 0; !failed && i < r->n_labels; i++) {
-		const struct moves *moves = &r->labels[i];
-		bool set = false;
-
-		failed = label_rebuild(r->bundles, &r->place, view_buf(&moves->label), moves->all, moves->n, &set,
-				       r->deadline_ns, &why);
-		r->counts.labels += set;
-		failed = pass_over(r, failed, &why);
-	}
+		failed = finish_rule(r, all_labels);
 	if (!failed) {
 		failed = row_read_bundle(r->bundles, &r->place, &row, r->deadline_ns, r->e);
 		r->counts.bundles += failed >= 0 && row.n_versions > 0;

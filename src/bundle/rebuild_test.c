@@ -233,24 +233,78 @@ static void an_index_is_not_rebuilt_from_what_lies_under_the_mount(struct shelf 
 	expect_same(&before, &after);
 }
 
+static void damage(struct shelf *shelf, const char *object)
+{
+	char path[512];
+
+	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt/%s", shelf->bed->dir, object);
+	FILE *f = fopen(path, "r+");
+	EXPECT(f && fseek(f, 100, SEEK_SET) == 0 && fputc('!', f) == '!' && fclose(f) == 0);
+}
+
+/* Collects, and looks. */
+static void expect_kept(struct shelf *shelf, const char *line)
+{
+	_cleanup_(buf_fini) struct buf listing = { 0 };
+	struct collect_counts counts;
+	struct error e;
+
+	EXPECT_CALL(bundles_collect(shelf->bundles, view_str("local"), view_str("ckpt"), deadline(shelf), NULL, NULL,
+				    &counts, &e),
+		    0, &e);
+	shelf_listing(shelf, &listing);
+	EXPECT(strstr((char *)listing.ptr, line));
+}
+
 static void a_damaged_root_is_named_and_everything_else_is_indexed(struct shelf *shelf, struct shelf *other,
 								   struct error *e)
 {
 	_cleanup_(buf_fini) struct buf listing = { 0 };
 	struct rebuild_counts counts;
-	char path[512];
 
 	for (uint64_t seed = 1; seed <= 3; seed++)
 		shelf_save(shelf, "ckpt", seed);
-	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt/v/00000000000000000002/root", shelf->bed->dir);
-	FILE *f = fopen(path, "r+");
-	EXPECT(f && fseek(f, 100, SEEK_SET) == 0 && fputc('!', f) == '!' && fclose(f) == 0);
-
+	damage(shelf, "v/00000000000000000002/root");
 	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
 	EXPECT(strstr(e->text, "00000000000000000002/root"));
 	EXPECT_INT(counts.versions, 2);
 	shelf_listing(other, &listing);
 	EXPECT(strstr((char *)listing.ptr, "ckpt n=2 latest=3\n"));
+}
+
+/* Versions 1, 4 and 5 are there: a label keeps the first, rule 1 kept the others. */
+static void shelve_labelled(struct shelf *shelf, struct error *e)
+{
+	const struct view tenant = view_str("local"), ckpt = view_str("ckpt");
+
+	for (uint64_t seed = 1; seed <= 5; seed++)
+		shelf_save(shelf, "ckpt", seed);
+	EXPECT_CALL(label_set(shelf->bundles, tenant, ckpt, view_str("prod"), 0, 1, deadline(shelf), e), 0, e);
+	EXPECT_CALL(bundle_retain(shelf->bundles, tenant, ckpt, 2, 0, deadline(shelf), e), 0, e);
+	expect_kept(shelf, "ckpt n=3 latest=5\n");
+}
+
+static void expect_all_stay_beside(struct shelf *shelf, struct shelf *other, const char *damaged, struct error *e)
+{
+	struct rebuild_counts counts;
+
+	shelve_labelled(shelf, e);
+	damage(shelf, damaged);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	EXPECT(strstr(e->text, damaged));
+	expect_kept(other, "ckpt n=3 latest=5\n");
+	shelf_save(shelf, "ckpt", 6);
+	expect_kept(other, "ckpt n=4 latest=6\n");
+}
+
+static void beside_a_damaged_label_all_versions_stay(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	expect_all_stay_beside(shelf, other, "l/prod/00000000000000000001", e);
+}
+
+static void beside_a_damaged_rule_all_versions_stay(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	expect_all_stay_beside(shelf, other, "r/00000000000000000001", e);
 }
 
 int main(void)
@@ -264,6 +318,8 @@ int main(void)
 		SHELF_STORY(a_node_that_has_not_joined_says_where_to_rebuild),
 		SHELF_STORY(an_index_is_not_rebuilt_from_what_lies_under_the_mount),
 		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
+		SHELF_STORY(beside_a_damaged_label_all_versions_stay),
+		SHELF_STORY(beside_a_damaged_rule_all_versions_stay),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,6 +86,20 @@ static int try_take(struct bundles *bundles, const struct place *place, const st
 	return change_commit(&change, deadline_ns, e);
 }
 
+/* Until it is there, or a higher one. */
+static int take(struct bundles *bundles, const struct place *place, const struct rule *rule, uint64_t deadline_ns,
+		struct error *e)
+{
+	int r = META_CONFLICT;
+
+	for (int i = 0; r == META_CONFLICT; i++) {
+		r = change_again(bundles, place, i, e);
+		if (!r)
+			r = try_take(bundles, place, rule, deadline_ns, e);
+	}
+	return r;
+}
+
 int rule_take(struct bundles *bundles, const struct place *place, uint64_t k, uint64_t deadline_ns, struct error *e)
 {
 	struct rule rule;
@@ -93,13 +107,14 @@ int rule_take(struct bundles *bundles, const struct place *place, uint64_t k, ui
 
 	if (r)
 		return r == ROW_ABSENT ? 0 : r;
-	r = META_CONFLICT;
-	for (int i = 0; r == META_CONFLICT; i++) {
-		r = change_again(bundles, place, i, e);
-		if (!r)
-			r = try_take(bundles, place, &rule, deadline_ns, e);
-	}
-	return r;
+	return take(bundles, place, &rule, deadline_ns, e);
+}
+
+int rule_rest(struct bundles *bundles, const struct place *place, uint64_t k, uint64_t deadline_ns, struct error *e)
+{
+	const struct rule rule = { .k = k };
+
+	return take(bundles, place, &rule, deadline_ns, e);
 }
 
 /* Which k is to be put next: announced by now, by us or by somebody before us. META_CONFLICT. */
