@@ -207,3 +207,5 @@ struct rebuild_counts {
 	uint32_t generation;
 };
 int bundles_rebuild(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e);
+int rebuild_counts_encode(const struct rebuild_counts *counts,
+			  struct buf *out); /* as the answer to REBUILD. 0, -ENOMEM */

@@ -353,15 +353,11 @@ static int finish_labels(struct rebuild *r, bool *ret_all)
 static int finish_rule(struct rebuild *r, bool all_labels)
 {
 	struct error why = { 0 };
-	int failed = 0;
-	bool known = all_labels;
+	int failed = all_labels ? rule_take(r->bundles, &r->place, r->rule, r->deadline_ns, &why) : -ERR_EDAMAGED;
+	bool rests = failed == -ERR_EDAMAGED;
 
-	if (known) {
-		failed = rule_take(r->bundles, &r->place, r->rule, r->deadline_ns, &why);
-		known = failed != -ERR_EDAMAGED;
-		failed = pass_over(r, failed, &why);
-	}
-	return known || failed ? failed : rule_rest(r->bundles, &r->place, r->rule, r->deadline_ns, r->e);
+	failed = pass_over(r, failed, &why); /* of a label it is remembered already */
+	return rests ? rule_rest(r->bundles, &r->place, r->rule, r->deadline_ns, r->e) : failed;
 }
 
 static int finish_bundle(struct rebuild *r)
@@ -556,21 +552,25 @@ static int rebuild_here(struct bundles *bundles, uint64_t deadline_ns, struct re
 
 /* ---- on the engine's node ---- */
 
+int rebuild_counts_encode(const struct rebuild_counts *counts, struct buf *out)
+{
+	const struct msg_rebuild_reply reply = {
+		.bundles = counts->bundles,
+		.versions = counts->versions,
+		.labels = counts->labels,
+		.generation = counts->generation,
+	};
+
+	return msg_rebuild_reply_encode(&reply, out);
+}
+
 static int serve_rebuild(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
 			 struct error *e)
 {
 	struct rebuild_counts counts;
 	int r = rebuild_here(arg, deadline_ns, &counts, e);
 
-	if (r)
-		return r;
-	const struct msg_rebuild_reply reply = {
-		.bundles = counts.bundles,
-		.versions = counts.versions,
-		.labels = counts.labels,
-		.generation = counts.generation,
-	};
-	return msg_rebuild_reply_encode(&reply, answer);
+	return r ? r : rebuild_counts_encode(&counts, answer);
 }
 
 void rebuild_serve(struct bundles *bundles)

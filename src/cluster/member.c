@@ -365,17 +365,28 @@ static uint64_t next_incarnation(const struct cluster *cluster, uint64_t last)
 	return (last < least ? least : last) + 1;
 }
 
+/* The bytes that are there, and what they say; both stay empty if there are none. */
+static int read_own_record(struct cluster *cluster, struct buf *ret_bytes, struct record *ret, uint64_t deadline_ns,
+			   struct error *e)
+{
+	int r = record_read(cluster, cluster->node, ret_bytes, deadline_ns, e);
+
+	if (r)
+		return r == -ENOENT ? 0 : r;
+	if (record_decode(view_buf(ret_bytes), ret))
+		return error_set(e, -EPROTO, "the record of node %s cannot be read", cluster->node);
+	return 0;
+}
+
 int member_join(struct cluster *cluster, uint64_t deadline_ns, struct error *e)
 {
 	for (int i = 0; i < JOIN_ATTEMPTS; i++) {
 		_cleanup_(buf_fini) struct buf value = { 0 };
 		struct record record = { 0 };
-		int r = record_read(cluster, cluster->node, &value, deadline_ns, e);
+		int r = read_own_record(cluster, &value, &record, deadline_ns, e);
 
-		if (r && r != -ENOENT)
+		if (r)
 			return r;
-		if (!r && record_decode(view_buf(&value), &record))
-			return error_set(e, -EPROTO, "the record of node %s cannot be read", cluster->node);
 		uint64_t incarnation = next_incarnation(cluster, record.incarnation);
 		r = record_write(cluster, view_buf(&value), incarnation, deadline_ns, e);
 		if (r < 0)
@@ -395,12 +406,10 @@ static int record_again(struct cluster *cluster, uint64_t deadline_ns, struct er
 {
 	_cleanup_(buf_fini) struct buf value = { 0 };
 	struct record record = { 0 };
-	int r = record_read(cluster, cluster->node, &value, deadline_ns, e);
+	int r = read_own_record(cluster, &value, &record, deadline_ns, e);
 
-	if (r && r != -ENOENT)
+	if (r)
 		return r;
-	if (!r && record_decode(view_buf(&value), &record))
-		return error_set(e, -EPROTO, "the record of node %s cannot be read", cluster->node);
 	if (record.incarnation >= cluster->incarnation)
 		return 0;
 	r = record_write(cluster, view_buf(&value), cluster->incarnation, deadline_ns, e);

@@ -112,6 +112,9 @@ struct request {
 /* ---- session.c ---- */
 void session_accepted(void *arg, struct net_conn *conn);
 void session_end(struct session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Who holds the most of those that are there, NULL: nobody is; and what those that have ended still hold, who unwind by themselves. */
+struct session *session_largest(struct door_native *door, uint64_t (*holds)(const struct session *session),
+				uint64_t *ret_leaving);
 /* As session_end(), of one that breaks the rules: it is counted and logged. */
 void session_expel(struct session *session, enum counter reason, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -441,15 +441,7 @@ static int on_rebuild(struct session *session, const struct request *request, st
 			"it");
 	int r = bundles_rebuild(session->door->options.bundles, request->deadline_ns, &counts, e);
 
-	if (r)
-		return r;
-	const struct msg_rebuild_reply reply = {
-		.bundles = counts.bundles,
-		.versions = counts.versions,
-		.labels = counts.labels,
-		.generation = counts.generation,
-	};
-	return msg_rebuild_reply_encode(&reply, answer);
+	return r ? r : rebuild_counts_encode(&counts, answer);
 }
 
 handler_fn names_handler(enum msg_type type)

@@ -179,17 +179,9 @@ static uint64_t bytes_of(const struct session *session)
  */
 static void make_room(struct door_native *door, size_t bytes)
 {
-	struct session *largest = NULL;
-	uint64_t leaving = 0;
+	uint64_t leaving;
+	struct session *largest = session_largest(door, bytes_of, &leaving);
 
-	list_each(node, &door->sessions) {
-		struct session *session = list_entry(node, struct session, link);
-
-		if (session->gone)
-			leaving += bytes_of(session);
-		else if (!largest || bytes_of(session) > bytes_of(largest))
-			largest = session;
-	}
 	leaving = leaving < DOOR_BYTES_MAX ? leaving : DOOR_BYTES_MAX;
 	if (largest && door->bytes - leaving + bytes > DOOR_BYTES_MAX)
 		session_expel(largest, COUNT_CLIENT_LIMIT,

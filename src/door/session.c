@@ -118,6 +118,23 @@ static int session_run(void *arg)
 
 /* ---- what it is sent ---------------------------------------------------------------------------------------------------------- */
 
+struct session *session_largest(struct door_native *door, uint64_t (*holds)(const struct session *session),
+				uint64_t *ret_leaving)
+{
+	struct session *largest = NULL;
+
+	*ret_leaving = 0;
+	list_each(node, &door->sessions) {
+		struct session *session = list_entry(node, struct session, link);
+
+		if (session->gone)
+			*ret_leaving += holds(session);
+		else if (!largest || holds(session) > holds(largest))
+			largest = session;
+	}
+	return largest;
+}
+
 static uint64_t unread_of(const struct session *session)
 {
 	return session->unread + (session->gone ? 0 : net_queued(session->conn));
@@ -126,17 +143,9 @@ static uint64_t unread_of(const struct session *session)
 /* For what those still hold that have ended nobody gives way: they unwind by themselves. */
 static void make_them_read(struct door_native *door)
 {
-	struct session *largest = NULL;
-	uint64_t leaving = 0;
+	uint64_t leaving;
+	struct session *largest = session_largest(door, unread_of, &leaving);
 
-	list_each(node, &door->sessions) {
-		struct session *session = list_entry(node, struct session, link);
-
-		if (session->gone)
-			leaving += unread_of(session);
-		else if (!largest || unread_of(session) > unread_of(largest))
-			largest = session;
-	}
 	if (largest && door->unread - leaving > DOOR_ANSWERS_MAX)
 		session_expel(largest, COUNT_CLIENT_DEAF,
 			      "its process %d had the most that it did not read, and all together had too much",
