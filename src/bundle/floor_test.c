@@ -89,6 +89,28 @@ static void a_version_that_is_folded_before_its_writer_knows_was_published(struc
 		    -ERR_ESTALEEPOCH, e);
 }
 
+/* Its coordinator dies before it is told; others see the version and delete it; the successor comes while its tombstone is being folded. */
+static void a_version_that_is_folded_while_a_successor_burns_its_slot_was_published(struct shelf *shelf,
+										    struct shelf *other,
+										    struct error *e)
+{
+	_cleanup_(save_fini) struct save lost;
+	struct row_bundle row;
+	struct place at = place();
+
+	save_begin(&lost, shelf, bundle, 1);
+	save_packs(&lost);
+	save_segments(&lost);
+	save_root(&lost);
+	shelf_save(other, bundle, 2);
+	EXPECT_CALL(delete_it(other, 1, e), 0, e);
+	EXPECT_INT(row_read_bundle(other->bundles, &at, &row, deadline(other), e), 0);
+	row.floor = 2; /* the tombstones below it go next */
+	set_row(other, &row);
+	EXPECT_INT(root_state(other, 1), ROOT_DELETED);
+	EXPECT_CALL(slot_burn(other->bundles, &lost.slot, deadline(other), e), -EEXIST, e);
+}
+
 static void a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on(struct shelf *shelf,
 										  struct shelf *other, struct error *e)
 {
@@ -170,6 +192,7 @@ int main(void)
 		SHELF_STORY(a_version_whose_root_is_missing_is_an_alarm_and_keeps_all),
 		SHELF_STORY(tombstones_are_folded_into_a_floor_below_which_nothing_exists),
 		SHELF_STORY(a_version_that_is_folded_before_its_writer_knows_was_published),
+		SHELF_STORY(a_version_that_is_folded_while_a_successor_burns_its_slot_was_published),
 		SHELF_STORY(more_numbers_than_are_looked_at_are_told_in_words),
 		SHELF_STORY(a_bundle_whose_versions_are_all_gone_is_a_floor_and_its_numbers_go_on),
 		SHELF_STORY(a_floor_cut_before_the_index_is_taken_over),

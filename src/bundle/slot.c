@@ -187,13 +187,14 @@ int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, u
 	return 0;
 }
 
-/* Something lies under the root's key already. */
+/* Something lies under the root's key already: *ret says what. */
 static int burn_lost(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		     struct error *e)
+		     enum root_state *ret, struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
 	int r = root_read_known(bundles, place, number, &object, deadline_ns, e);
 
+	*ret = object.state;
 	if (r || object.state == ROOT_BURNED)
 		return r;
 	if (object.state == ROOT_NONE) /* not "published": that could be a tombstone, and then a save was lost */
@@ -208,7 +209,7 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	struct place place;
 	char key[KEY_BYTES];
-	enum root_state state;
+	enum root_state found = ROOT_NONE, state;
 
 	int r = place_init(view_str(slot->tenant), view_str(slot->bundle), &place, e);
 	if (r)
@@ -223,11 +224,12 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 	if (r < 0)
 		return r;
 	if (r == BACKEND_EXISTS)
-		r = burn_lost(bundles, &place, slot->number, deadline_ns, e);
+		r = burn_lost(bundles, &place, slot->number, deadline_ns, &found, e);
 	if (index_version(bundles, &place, slot->number, true, &state, deadline_ns,
 			  NULL)) /* else the next who looks does it */
 		return r;
-	return state == ROOT_FOLDED ? 0 : r; /* burned long ago, whatever was put there since */
+	/* Folded: burned long ago, whatever was put there since. But only what was published is deleted. */
+	return state == ROOT_FOLDED && found != ROOT_DELETED ? 0 : r;
 }
 
 int slot_end(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,
