@@ -177,3 +177,14 @@ def test_a_user_on_the_list_comes_in_and_is_no_administrator(cluster):
     assert not [node for node in status["nodes"] if node.get("captured_bytes")]
     done = run_as(NOBODY, "meta", "rebuild", "--socket", path)
     assert done.returncode and "only root and the daemon's own user" in done.stderr, done.stderr
+
+
+def test_the_store_and_the_index_are_read_by_the_daemons_user_alone(cluster, red):
+    """Whatever its umask: neither bytes nor names of tenants lie open to whoever may look into their folders."""
+    publish(red, job.unique(), SECRET)
+    red.label(red.list()[0].name, "prod", 1)
+    for folder in (cluster.store, cluster.meta):
+        command = [*SUDO, "setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", "find", folder]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=job.LIMIT_S).stdout.split()
+        seen = [path for path in found if path.startswith(f"{cluster.store}/t/") or path.startswith(f"{cluster.meta}/")]
+        assert not seen, seen

@@ -15,7 +15,7 @@
 
 #define NAME_MAX_BYTES 15 /* of a program's name in /proc/PID/stat */
 #define STAT_MAX       1024
-#define LOG_MODE       0644
+#define LOG_MODE       0600 /* it names bundles */
 
 extern char **environ;
 

@@ -18,6 +18,9 @@
 #include "base/cleanup.h"
 
 #define LIST_NAMES_MAX (1u << 22) /* in one directory */
+/* A store has the bytes of all tenants, and whoever may connect is often of the daemon's group: neither it nor others may read there. */
+#define DIR_MODE  0700
+#define FILE_MODE 0600
 
 struct dir {
 	uint32_t magic;
@@ -141,7 +144,7 @@ static int make_with_parents(const char *path)
 			continue;
 		bool last = !*at;
 		*at = 0;
-		if (mkdir(copy, 0777) < 0 && errno != EEXIST)
+		if (mkdir(copy, DIR_MODE) < 0 && errno != EEXIST)
 			return -errno;
 		if (last)
 			return 0;
@@ -213,7 +216,7 @@ int real_mkdirs(struct dir *dir, const char *path)
 		char *slash = strchr(name, '/');
 		if (slash)
 			*slash = 0;
-		if (mkdirat(parent, name, 0777) < 0 && errno != EEXIST)
+		if (mkdirat(parent, name, DIR_MODE) < 0 && errno != EEXIST)
 			return -errno;
 		int r = sync_fd(parent);
 		if (r)
@@ -384,6 +387,16 @@ int real_list(struct dir *dir, const char *path, int (*each)(void *arg, const ch
 
 /* ---- files ---- */
 
+/* What is in the way of a file may be anything: a FIFO would be waited for without an end, at its opening and at each read. */
+static int check_is_file(int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return -errno;
+	return S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) ? -ENXIO : 0;
+}
+
 int real_file_open(struct dir *dir, const char *path, unsigned flags, struct file **ret)
 {
 	int how = flags & FILE_WRITE ? (flags & FILE_READ ? O_RDWR : O_WRONLY) : O_RDONLY;
@@ -392,9 +405,12 @@ int real_file_open(struct dir *dir, const char *path, unsigned flags, struct fil
 	CHECK(flags & (FILE_READ | FILE_WRITE));
 	how |= flags & FILE_CREATE ? O_CREAT : 0;
 	how |= flags & FILE_EXCLUSIVE ? O_EXCL : 0;
-	_cleanup_(fd_close) int fd = open_beneath(dir, path, how, 0666);
+	_cleanup_(fd_close) int fd = open_beneath(dir, path, how | O_NONBLOCK, FILE_MODE);
 	if (fd < 0)
 		return fd;
+	int r = check_is_file(fd);
+	if (r)
+		return r;
 	struct file *file = malloc(sizeof(*file));
 	if (!file)
 		return -ENOMEM;

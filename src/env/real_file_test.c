@@ -227,6 +227,43 @@ static void an_error_of_the_device_is_passed_on(void **state)
 	p->ops->dir_close(dev);
 }
 
+static void what_is_made_is_for_its_owner_alone(void **state)
+{
+	struct place *p = *state;
+	struct stat st;
+	struct dir *dir;
+	char path[128];
+	mode_t before = umask(0);
+
+	assert_int_equal(p->ops->mkdirs(p->dir, "t/red"), 0);
+	write_file(p, "t/red/f", "x", 1);
+	snprintf(path, sizeof(path), "%s/new", p->fixture->dir);
+	assert_int_equal(p->ops->dir_open(p->fixture->env, path, true, &dir, NULL), 0);
+	umask(before);
+	p->ops->dir_close(dir);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0700);
+	snprintf(path, sizeof(path), "%s/t/red", p->fixture->dir);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0700);
+	snprintf(path, sizeof(path), "%s/t/red/f", p->fixture->dir);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0600);
+}
+
+static void a_fifo_in_a_files_place_is_no_file_and_is_not_waited_for(void **state)
+{
+	struct place *p = *state;
+	struct file *file;
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/fifo", p->fixture->dir);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	assert_int_equal(p->ops->file_open(p->dir, "fifo", FILE_READ, &file), -ENXIO);
+	assert_int_equal(p->ops->file_open(p->dir, "fifo", FILE_WRITE, &file), -ENXIO);
+	assert_int_equal(p->ops->file_open(p->dir, "fifo", FILE_READ | FILE_WRITE, &file), -ENXIO);
+}
+
 #define PLACE(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
 
 int main(void)
@@ -242,6 +279,8 @@ int main(void)
 		PLACE(sync_dir_takes_directories_only),
 		PLACE(dir_open_makes_the_path_only_when_asked),
 		PLACE(an_error_of_the_device_is_passed_on),
+		PLACE(what_is_made_is_for_its_owner_alone),
+		PLACE(a_fifo_in_a_files_place_is_no_file_and_is_not_waited_for),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
