@@ -74,6 +74,8 @@ GOOD = ["# a comment", "", "node = n", "store = dir:/nowhere/store", "meta = lmd
         ("[other]\npool = 1G", ["section [other]", "only [forebayd] and [tenant NAME]"]),
         ("[tenant blue]\ncolour = red", ['a tenant has no setting "colour"', "socket, users, pool"]),
         ("[tenant blue]\nusers = 7, bob", ['users: "7, bob"', "numbers of users"]),
+        ("users =", ['users: ""', "1 to 256 numbers of users"]),
+        ("[tenant blue]\nusers = ,", ['users: ","', "1 to 256 numbers of users"]),
         ("users = -1", ['users: "-1"', "numbers of users"]),
         ("no equals sign", ['not a line of the form "name = value"']),
         ("store = dir:/" + "x" * 300, ["the line has more than 199 bytes", "flag"]),

@@ -90,13 +90,13 @@ static int parse_LEVEL(const char *text, uint64_t *ret, const char **ret_allowed
 	return -EINVAL;
 }
 
-/* Numbers with commas or spaces between them. Nothing: no list. */
+/* Numbers with commas or spaces between them. An empty list would keep nobody out: whoever writes one does not mean that. */
 static int parse_USERS(const char *text, struct config_users *ret, const char **ret_allowed)
 {
 	_cleanup_(cleanup_mem) uint32_t *ids = calloc(CONFIG_USERS_MAX, sizeof(*ids));
 	unsigned n = 0;
 
-	*ret_allowed = "up to 256 numbers of users, with spaces or commas between them";
+	*ret_allowed = "1 to 256 numbers of users, with spaces or commas between them";
 	if (!ids)
 		return -ENOMEM;
 	for (text += strspn(text, " ,\t"); *text; text += strspn(text, " ,\t")) {
@@ -108,8 +108,10 @@ static int parse_USERS(const char *text, struct config_users *ret, const char **
 		ids[n++] = (uint32_t)id;
 		text = end;
 	}
+	if (!n)
+		return -EINVAL;
 	free(ret->ids);
-	*ret = (struct config_users){ .ids = n ? TAKE(ids) : NULL, .n = n };
+	*ret = (struct config_users){ .ids = TAKE(ids), .n = n };
 	return 0;
 }
 
@@ -147,7 +149,8 @@ int config_init(struct config *config)
 
 	memset(config, 0, sizeof(*config));
 	for (const struct config_entry *entry = config_entries; !r && entry->name; entry++)
-		r = config_set(config, entry->name, entry->value, NULL);
+		if (strcmp(entry->name, "users") != 0) /* by default there is no list */
+			r = config_set(config, entry->name, entry->value, NULL);
 	return r;
 }
 

@@ -1,9 +1,11 @@
 #include "daemon/key.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "net/proof.h"
@@ -22,6 +24,11 @@ static int check_mode(const char *path, FILE *file, struct error *e)
 		return error_set(e, -errno, "%s: %s", path, strerror(errno));
 	if (!S_ISREG(st.st_mode))
 		return error_set(e, -EINVAL, "%s: a key is kept in a file", path);
+	if (st.st_uid && st.st_uid != geteuid())
+		return error_set(
+			e, -EACCES,
+			"%s: user %u owns it, who can read and change it: a key must be root's or the daemon's own",
+			path, st.st_uid);
 	if (st.st_mode & (S_IRWXO | S_IWGRP))
 		return error_set(
 			e, -EACCES,
@@ -33,11 +40,17 @@ static int check_mode(const char *path, FILE *file, struct error *e)
 
 int key_read(const char *path, struct buf *ret, struct error *e)
 {
-	_cleanup_(close_file) FILE *file = fopen(path, "re");
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is not waited for: it is refused below */
+	_cleanup_(close_file) FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
 	char bytes[PROOF_KEY_MAX + 3]; /* room for a line end, and to see that there is more */
 
-	if (!file)
-		return error_set(e, -errno, "%s: %s", path, strerror(errno));
+	if (!file) {
+		int r = error_set(e, -errno, "%s: %s", path, strerror(errno));
+
+		if (fd >= 0)
+			close(fd);
+		return r;
+	}
 	int r = check_mode(path, file, e);
 	if (r)
 		return r;

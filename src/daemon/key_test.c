@@ -14,6 +14,8 @@
 #include "base/check.h"
 #include "net/proof.h"
 
+#define STRANGER 65532 /* a user that nobody is */
+
 struct place {
 	char dir[64], path[80];
 };
@@ -106,6 +108,31 @@ static void a_key_that_is_not_there_is_named(void **state)
 	assert_int_equal(key_read(place->dir, &key, &e), -EINVAL);
 }
 
+static void a_fifo_is_no_key_and_is_not_waited_for(void **state)
+{
+	const struct place *place = *state;
+	struct buf key = { 0 };
+	struct error e;
+
+	assert_int_equal(mkfifo(place->path, 0600), 0);
+	assert_int_equal(key_read(place->path, &key, &e), -EINVAL);
+	assert_non_null(strstr(e.text, "kept in a file"));
+}
+
+static void a_key_of_another_user_is_refused_by_name(void **state)
+{
+	const struct place *place = *state;
+	struct buf key = { 0 };
+	struct error e;
+
+	place_write(place, 32, "", 0600);
+	if (geteuid() || chown(place->path, STRANGER, STRANGER))
+		skip(); /* who is not root cannot make one */
+	assert_int_equal(key_read(place->path, &key, &e), -EACCES);
+	assert_non_null(strstr(e.text, "user 65532 owns it"));
+	assert_int_equal(key.len, 0);
+}
+
 static void loopback_alone_needs_no_key(void **state)
 {
 	assert_false(key_is_needed("tcp:127.0.0.1:0"));
@@ -126,6 +153,8 @@ int main(void)
 		TEST(a_key_is_the_files_bytes_without_the_line_end),
 		TEST(a_key_that_others_see_or_that_is_none_is_refused_by_name),
 		TEST(a_key_that_is_not_there_is_named),
+		TEST(a_fifo_is_no_key_and_is_not_waited_for),
+		TEST(a_key_of_another_user_is_refused_by_name),
 		cmocka_unit_test(loopback_alone_needs_no_key),
 	};
 
