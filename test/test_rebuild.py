@@ -2,6 +2,7 @@
 import json
 import random
 import shutil
+import threading
 
 import forebay
 import pytest
@@ -162,6 +163,40 @@ def test_nodes_that_go_on_are_found_in_an_index_that_was_lost_and_made_again(tmp
         listing = cluster.forebay("ls", "--json")
         for node in range(1, 3):
             assert cluster.forebay("ls", "--json", node=node) == listing
+
+
+def test_a_job_that_stays_joined_saves_on_over_an_index_that_was_lost_and_made_again(tmp_path):
+    with job.Cluster(tmp_path, 3) as cluster:
+        halt = threading.Barrier(3, timeout=job.LIMIT_S)
+        versions = {1: [], 2: []}
+
+        def live(node):
+            with cluster.connect(node) as fb:
+                group = fb.join("job", run="0", rank=node - 1, size=2, timeout=job.LIMIT_S)
+                for step in (1, 2, 3):
+                    item = ("data", data("ckpt", step), {})
+                    versions[node].append(job.save(group, "ckpt", step, [item], copies=2).version)
+                    if step == 1:
+                        halt.wait()
+                        halt.wait()
+
+        ranks = [threading.Thread(target=live, args=(node,)) for node in versions]
+        for rank in ranks:
+            rank.start()
+        halt.wait()
+        cluster.kill(0)
+        shutil.rmtree(cluster.meta)
+        cluster.launch(0)
+        job.until(lambda: "forebay meta rebuild" in refused(cluster, 0), "node-0 asks for a rebuild")
+        cluster.forebay("meta", "rebuild")
+        cluster.wait_ready()
+        halt.wait()  # the group's lease, of which the index knows nothing, has not been asked for again
+        for rank in ranks:
+            rank.join()
+        assert versions[1] == versions[2] and len(versions[1]) == 3  # in the same run, nobody joined again
+        (listed,) = json.loads(cluster.forebay("ls", "-r", "--json"))["bundles"]
+        assert versions[1] == sorted(version["number"] for version in listed["versions"])
+        cluster.verify_all()
 
 
 def refused(cluster, node):

@@ -294,7 +294,7 @@ static int with_lease(struct bed *bed, struct fence *ret, struct buf *record, ui
 	struct error e;
 	uint64_t who;
 
-	EXPECT_INT(meta_put_lease(req, view_str("lease"), holder, 5000), 0);
+	EXPECT_INT(meta_put_lease(req, view_str("lease"), holder, 5000, 0), 0);
 	EXPECT_CALL(meta_call_run(meta, &req, bed_deadline(bed), &e), 0, &e);
 	EXPECT_INT(meta_out_lease(view_buf(&req->out), &who, &ret->epoch), 0);
 	EXPECT_CALL(meta_get(meta, view_str("lease"), record, bed_deadline(bed), &e), 0, &e);
@@ -317,7 +317,7 @@ static void an_overtaken_coordinator_opens_no_slot_and_publishes_nothing(struct 
 	with_lease(shelf->bed, &fence, &record, 1);
 	save_begin(&save, shelf, bundle, 1);
 	save_packs(&save);
-	EXPECT_INT(meta_put_lease(release, view_str("lease"), 1, 0), 0);
+	EXPECT_INT(meta_put_lease(release, view_str("lease"), 1, 0, fence.epoch), 0);
 	EXPECT_CALL(meta_call_run(cluster_meta(shelf->bed->nodes[0].cluster), &release, bed_deadline(shelf->bed), e), 0,
 		    e);
 	with_lease(shelf->bed, &newer, &record2, 2);

@@ -24,7 +24,7 @@ static void a_reader_whose_lease_is_over_learns_that_its_version_was_deleted(str
 	shelf_save(shelf, bundle, 1);
 	EXPECT_CALL(open_it(other, "1", &version, e), 0, e);
 	version->leased_ns = 0; /* as if its daemon slept for longer than the lease */
-	reader_end(other->bundles, &at, 1, deadline(other));
+	reader_end(other->bundles, &at, 1, version->lease, deadline(other));
 	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
 	EXPECT_CALL(open_it(other, "1", &again, e), -ERR_EDELETED, e);
 	EXPECT(strstr(e->text, "was deleted"));

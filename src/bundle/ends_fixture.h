@@ -119,7 +119,7 @@ static inline void take_lease(struct shelf *shelf, struct fence *ret, struct buf
 	uint64_t who;
 
 	record->len = 0;
-	EXPECT_INT(meta_put_lease(req, view_str("g/group"), holder, ttl_ms), 0);
+	EXPECT_INT(meta_put_lease(req, view_str("g/group"), holder, ttl_ms, 0), 0);
 	EXPECT_CALL(meta_call_run(meta, &req, deadline(shelf), &e), 0, &e);
 	EXPECT_INT(meta_out_lease(view_buf(&req->out), &who, &ret->epoch), 0);
 	EXPECT_CALL(meta_get(meta, view_str("g/group"), record, deadline(shelf), &e), 0, &e);
@@ -130,10 +130,15 @@ static inline void take_lease(struct shelf *shelf, struct fence *ret, struct buf
 static inline void give_lease(struct shelf *shelf, uint64_t holder)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
+	struct meta *meta = cluster_meta(shelf->bundles->cluster);
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	uint64_t who, epoch;
 	struct error e;
 
-	EXPECT_INT(meta_put_lease(req, view_str("g/group"), holder, 0), 0);
-	EXPECT_CALL(meta_call_run(cluster_meta(shelf->bundles->cluster), &req, deadline(shelf), &e), 0, &e);
+	EXPECT_CALL(meta_get(meta, view_str("g/group"), &record, deadline(shelf), &e), 0, &e);
+	EXPECT_INT(meta_out_lease(view_buf(&record), &who, &epoch), 0);
+	EXPECT_INT(meta_put_lease(req, view_str("g/group"), holder, 0, epoch), 0);
+	EXPECT_CALL(meta_call_run(meta, &req, deadline(shelf), &e), 0, &e);
 }
 
 static inline uint64_t open_slot(struct shelf *shelf, uint64_t save_id, uint64_t parent, const struct fence *fence)

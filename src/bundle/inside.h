@@ -70,8 +70,9 @@ struct bundles {
 	bool absent_told;
 
 	/* where the engine is */
-	bool rebuilding;   /* now */
-	bool half_rebuilt; /* one has begun and not come to its end */
+	bool rebuilding;     /* now */
+	bool half_rebuilt;   /* one has begun and not come to its end */
+	uint64_t given_back; /* the highest epoch of a reader's lease that was */
 };
 #define BUNDLES_MAGIC 0x73646e62
 
@@ -276,10 +277,12 @@ int slot_end(struct bundles *bundles, const struct place *place, uint64_t number
 
 /* Is whoever coordinated in @epoch under that lease out of it for good? 1, 0: it may live, negative. */
 int lease_is_over(struct bundles *bundles, struct view lease, uint64_t epoch, uint64_t deadline_ns, struct error *e);
-/* This node begins to read: 0, or why it has no lease. Not needed again for READER_LEASE_MS / 3. */
-int reader_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		 struct error *e);
-void reader_end(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns);
+/* This node reads: 0, or why it has no lease. *@lease is its epoch; before, 0 or that of the one that is held. Not needed again for
+ * READER_LEASE_MS / 3. */
+int reader_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t *lease,
+		 uint64_t deadline_ns, struct error *e);
+void reader_end(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t lease,
+		uint64_t deadline_ns);
 /* -EBUSY naming the node that reads it; 0; errors. Takes away what readers of before have left. */
 int readers_check(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
 		  struct error *e);

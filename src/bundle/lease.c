@@ -22,20 +22,26 @@ static struct meta *meta_of(struct bundles *bundles)
 	return cluster_meta(bundles->cluster);
 }
 
-/* 0, META_HELD, error. */
-static int take(struct bundles *bundles, struct view key, uint64_t holder, uint32_t ttl_ms, uint64_t deadline_ns,
-		struct error *e)
+/* In an epoch above *@epoch, where it is put. 0, META_HELD, error. */
+static int take(struct bundles *bundles, struct view key, uint64_t holder, uint32_t ttl_ms, uint64_t *epoch,
+		uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_LEASE);
-	int r = req ? meta_put_lease(req, key, holder, ttl_ms) : -ENOMEM;
+	uint64_t who;
+	int r = req ? meta_put_lease(req, key, holder, ttl_ms, *epoch) : -ENOMEM;
 
-	return r ? error_set(e, r, "cannot ask for a lease") : meta_call_run(meta_of(bundles), &req, deadline_ns, e);
+	if (r)
+		return error_set(e, r, "cannot ask for a lease");
+	r = meta_call_run(meta_of(bundles), &req, deadline_ns, e);
+	if (!r && meta_out_lease(view_buf(&req->out), &who, epoch))
+		return error_set(e, -EPROTO, "the meta engine's answer is no lease");
+	return r;
 }
 
-static int give_back(struct bundles *bundles, struct view key, uint64_t holder, uint64_t deadline_ns)
+static int give_back(struct bundles *bundles, struct view key, uint64_t holder, uint64_t epoch, uint64_t deadline_ns)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
-	int r = req ? meta_put_lease(req, key, holder, 0) : -ENOMEM;
+	int r = req ? meta_put_lease(req, key, holder, 0, epoch) : -ENOMEM;
 
 	return r ? r : meta_call_run(meta_of(bundles), &req, deadline_ns, NULL);
 }
@@ -43,13 +49,14 @@ static int give_back(struct bundles *bundles, struct view key, uint64_t holder, 
 /* Takes a lease that nobody holds any more, and gives it back at once. 0: it was taken; META_HELD; error. */
 static int supplant(struct bundles *bundles, struct view key, uint64_t deadline_ns, struct error *e)
 {
-	uint64_t holder = 0;
+	uint64_t holder = 0, epoch = 0;
 
 	while (!holder)
 		bundles->env->ops->random(bundles->env, &holder, sizeof(holder));
-	int r = take(bundles, key, holder, 1, deadline_ns, e);
+	int r = take(bundles, key, holder, 1, &epoch, deadline_ns, e);
 	if (!r)
-		(void)give_back(bundles, key, holder, deadline_ns); /* else it ends by itself, after a millisecond */
+		(void)give_back(bundles, key, holder, epoch,
+				deadline_ns); /* else it ends by itself, after a millisecond */
 	return r;
 }
 
@@ -85,20 +92,26 @@ static uint64_t reader_of(const struct bundles *bundles)
 	return hash64(node, strlen(node), 0) | 1;
 }
 
-int reader_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		 struct error *e)
+/* One that is held goes on as it is. A new one is above each that was given back: a word of that which comes late ends nothing. */
+int reader_begin(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t *lease,
+		 uint64_t deadline_ns, struct error *e)
 {
 	const struct row_key key = reader_row_key(place, number, cluster_node(bundles->cluster));
-	int r = take(bundles, row_key_view(&key), reader_of(bundles), READER_LEASE_MS, deadline_ns, e);
+	uint64_t epoch = *lease ? *lease - 1 : bundles->given_back;
+	int r = take(bundles, row_key_view(&key), reader_of(bundles), READER_LEASE_MS, &epoch, deadline_ns, e);
 
+	if (!r)
+		*lease = epoch;
 	return r == META_HELD ? error_set(e, -EBUSY, "a deletion looks at version %" PRIu64, number) : r;
 }
 
-void reader_end(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
+void reader_end(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t lease,
+		uint64_t deadline_ns)
 {
 	const struct row_key key = reader_row_key(place, number, cluster_node(bundles->cluster));
 
-	(void)give_back(bundles, row_key_view(&key), reader_of(bundles), deadline_ns);
+	bundles->given_back = lease > bundles->given_back ? lease : bundles->given_back;
+	(void)give_back(bundles, row_key_view(&key), reader_of(bundles), lease, deadline_ns);
 }
 
 /* ---- a rebuild ---- */
@@ -207,10 +220,21 @@ int readers_forget(struct bundles *bundles, struct change *change, const struct 
 
 int lease_hold(struct bundles *bundles, const char *key, uint32_t ttl_ms, uint64_t deadline_ns, struct error *e)
 {
-	return take(bundles, view_str(key), reader_of(bundles), ttl_ms, deadline_ns, e);
+	uint64_t epoch = 0;
+
+	return take(bundles, view_str(key), reader_of(bundles), ttl_ms, &epoch, deadline_ns, e);
 }
 
 /* ---- keeping ---- */
+
+static void reader_drop(struct bundles *bundles, const struct place *place, struct version *version,
+			uint64_t deadline_ns)
+{
+	uint64_t lease = version->lease;
+
+	version->leased_ns = version->lease = 0;
+	reader_end(bundles, place, version->number, lease, deadline_ns);
+}
 
 /* Does it have to be asked for again? */
 static bool is_due(const struct bundles *bundles, const struct version *version)
@@ -234,11 +258,10 @@ static int keep_one(struct bundles *bundles, struct version *version)
 		return 0;
 	held = version_get(version);
 	version->leasing = true;
-	version->leased_ns = idle ? 0 : version->leased_ns;
 	if (idle)
-		reader_end(bundles, &place, version->number, deadline_ns);
+		reader_drop(bundles, &place, version, deadline_ns);
 	else
-		r = reader_begin(bundles, &place, version->number, deadline_ns, NULL);
+		r = reader_begin(bundles, &place, version->number, &version->lease, deadline_ns, NULL);
 	if (!idle && !r)
 		version->leased_ns = asked_ns;
 	version->leasing = false;
@@ -288,8 +311,8 @@ void readers_stop(struct bundles *bundles)
 	while ((version = first_leased(bundles))) {
 		_cleanup_(cleanup_version_put) struct version *held = version_get(version);
 
-		held->leased_ns = 0;
 		if (!place_init(view_str(held->tenant), view_str(held->bundle), &place, NULL))
-			reader_end(bundles, &place, held->number, deadline_ns);
+			reader_drop(bundles, &place, held, deadline_ns);
+		held->leased_ns = 0;
 	}
 }

@@ -315,8 +315,12 @@ static enum indexed look_up(struct bundles *bundles, const struct place *place, 
 	return r < 0 ? INDEXED_UNKNOWN : row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_DYING;
 }
 
-/* So that no deletion takes it away under the reader. *ret_ns: when it was asked for; 0: there is none, go on without. */
-static void lease(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t *ret_ns,
+struct lease {
+	uint64_t asked_ns, epoch; /* 0: there is none, go on without */
+};
+
+/* So that no deletion takes it away under the reader. */
+static void lease(struct bundles *bundles, const struct place *place, uint64_t number, struct lease *ret,
 		  uint64_t deadline_ns)
 {
 	struct version *version = cached(bundles, place, number);
@@ -324,23 +328,26 @@ static void lease(struct bundles *bundles, const struct place *place, uint64_t n
 
 	while (version && version->leasing && fiber_sleep_until(env_in_ms(bundles->env, 1)) == 0)
 		version = cached(bundles, place, number);
-	if (version && version->leased_ns && now_ns - version->leased_ns < READER_LEASE_MS / 2 * NS_PER_MS)
-		*ret_ns = version->leased_ns;
-	else
-		*ret_ns = reader_begin(bundles, place, number, deadline_ns, NULL) ? 0 : now_ns;
+	if (version && version->leased_ns && now_ns - version->leased_ns < READER_LEASE_MS / 2 * NS_PER_MS) {
+		*ret = (struct lease){ version->leased_ns, version->lease };
+		return;
+	}
+	uint64_t epoch = version ? version->lease : ret->epoch;
+	int r = reader_begin(bundles, place, number, &epoch, deadline_ns, NULL);
+	*ret = r ? (struct lease){ 0 } : (struct lease){ now_ns, epoch };
 }
 
 /* Looks a number up, and takes the lease if it is a version's. A deletion that has begun may yet be refused: it is waited for. */
 static enum indexed look_up_leased(struct bundles *bundles, const struct place *place, uint64_t number,
-				   uint64_t *ret_leased_ns, uint64_t deadline_ns)
+				   struct lease *ret_lease, uint64_t deadline_ns)
 {
 	uint64_t until_ns = env_in_ms(bundles->env, DYING_WAIT_MS);
 	enum indexed indexed = look_up(bundles, place, number, deadline_ns);
 
-	*ret_leased_ns = 0;
+	*ret_lease = (struct lease){ 0 };
 	for (int i = 0;; i++) {
 		if (indexed == INDEXED_LIVE) {
-			lease(bundles, place, number, ret_leased_ns, deadline_ns);
+			lease(bundles, place, number, ret_lease, deadline_ns);
 			indexed = look_up(bundles, place, number, deadline_ns);
 		}
 		if (indexed != INDEXED_DYING || env_now(bundles->env) > until_ns || change_pause(bundles, i))
@@ -500,22 +507,25 @@ static int open_leased(struct bundles *bundles, const struct place *place, uint6
 {
 	enum indexed indexed = INDEXED_UNKNOWN;
 	struct opening opening;
-	uint64_t leased_ns = 0;
+	struct lease leased = { 0 };
 
 	opening_begin(bundles, place, number, &opening);
 	if (index_ns)
-		indexed = look_up_leased(bundles, place, number, &leased_ns, index_ns);
+		indexed = look_up_leased(bundles, place, number, &leased, index_ns);
 	int r = indexed == INDEXED_FOLDED || indexed == INDEXED_DYING ?
 			was_deleted(place, number, e) :
 			open_number(bundles, place, number, indexed, ret, deadline_ns, e);
 	opening_end(&opening);
 	if (r) {
-		if (leased_ns && !cached(bundles, place, number) && !is_opening(bundles, place, number))
-			reader_end(bundles, place, number, env_in_ms(bundles->env, SETTLE_MS));
+		if (leased.asked_ns && !cached(bundles, place, number) && !is_opening(bundles, place, number))
+			reader_end(bundles, place, number, leased.epoch, env_in_ms(bundles->env, SETTLE_MS));
 		return r;
 	}
 	(*ret)->unindexed = indexed == INDEXED_UNKNOWN;
-	(*ret)->leased_ns = leased_ns > (*ret)->leased_ns ? leased_ns : (*ret)->leased_ns;
+	if (leased.asked_ns > (*ret)->leased_ns)
+		(*ret)->leased_ns = leased.asked_ns;
+	if (leased.epoch > (*ret)->lease)
+		(*ret)->lease = leased.epoch;
 	wake_all(&bundles->stirred);
 	return 0;
 }

@@ -63,6 +63,7 @@ struct version {
 
 	struct list cached; /* open.c's */
 	uint64_t leased_ns; /* lease.c's: when this node's lease on it was last asked for; 0: there is none */
+	uint64_t lease;	    /* and its epoch */
 	bool leasing;	    /* one of its requests is under way */
 
 	uint64_t segments_ns, root_ns, index_ns; /* slot_publish(): when each was there; 0: not yet */

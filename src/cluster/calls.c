@@ -27,7 +27,7 @@ static const char *const backend_op_names[] = {
 
 static const char *const meta_op_names[] = {
 	[META_GET] = "get",	[META_RANGE] = "range",	    [META_TXN] = "transaction",
-	[META_LEASE] = "lease", [META_RELEASE] = "release",
+	[META_LEASE] = "lease", [META_RELEASE] = "release", [META_RENEW] = "lease",
 };
 
 static const enum timing backend_timings[] = {
@@ -39,7 +39,7 @@ static const enum timing backend_timings[] = {
 
 static const enum counter meta_counters[] = {
 	[META_GET] = COUNT_META_GETS,	  [META_RANGE] = COUNT_META_RANGES,	[META_TXN] = COUNT_META_TXNS,
-	[META_LEASE] = COUNT_META_LEASES, [META_RELEASE] = COUNT_META_RELEASES,
+	[META_LEASE] = COUNT_META_LEASES, [META_RELEASE] = COUNT_META_RELEASES, [META_RENEW] = COUNT_META_LEASES,
 };
 
 /* ---- backend ---- */

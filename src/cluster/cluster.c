@@ -45,6 +45,12 @@ uint32_t cluster_generation(const struct cluster *cluster)
 	return cluster->generation;
 }
 
+uint64_t cluster_counts_above(const struct cluster *cluster)
+{
+	CHECK_MAGIC(cluster, CLUSTER_MAGIC);
+	return cluster->generation ? (uint64_t)(cluster->generation - 1) << 32 : 0;
+}
+
 void cluster_set_generation(struct cluster *cluster, uint32_t generation)
 {
 	CHECK_MAGIC(cluster, CLUSTER_MAGIC);

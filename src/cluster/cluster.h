@@ -81,7 +81,12 @@ const char *cluster_address(const struct cluster *cluster);
 const char *cluster_id(const struct cluster *cluster);
 uint32_t cluster_generation(const struct cluster *cluster);
 uint64_t cluster_incarnation(const struct cluster *cluster); /* of this node */
-bool cluster_has_key(const struct cluster *cluster);	     /* peers have proven the cluster's key */
+/*
+ * Above which what the engine counts begins in this generation: incarnations, epochs. An index that was made again knows no earlier ones, but
+ * the other nodes do, so each generation counts from a number that none before it has reached.
+ */
+uint64_t cluster_counts_above(const struct cluster *cluster);
+bool cluster_has_key(const struct cluster *cluster); /* peers have proven the cluster's key */
 /* The engine's (0: it has none yet) and the store's highest. Waits. -ENODEV: the store has not the engine's claim, as in cluster_join(). */
 int cluster_generations(struct cluster *cluster, uint64_t deadline_ns, uint32_t *ret_engine, uint32_t *ret_backend,
 			struct error *e);

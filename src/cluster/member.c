@@ -354,15 +354,11 @@ static int record_write(struct cluster *cluster, struct view old, uint64_t incar
 	return meta_call_run(cluster->meta, &req, deadline_ns, e);
 }
 
-/*
- * One more than before. An index that was made again knows no earlier lives, but the other nodes do, so each generation counts from a
- * number that no earlier one has reached.
- */
 static uint64_t next_incarnation(const struct cluster *cluster, uint64_t last)
 {
-	uint64_t least = (uint64_t)(cluster->generation - 1) << 32;
+	uint64_t above = cluster_counts_above(cluster);
 
-	return (last < least ? least : last) + 1;
+	return (last < above ? above : last) + 1;
 }
 
 /* The bytes that are there, and what they say; both stay empty if there are none. */

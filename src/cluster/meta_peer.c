@@ -149,7 +149,7 @@ int meta_serve(void *arg, const char *from, struct view body, uint64_t deadline_
 	struct cluster *cluster = arg;
 	struct msg_meta m;
 
-	if (msg_meta_decode(body, &m) || m.op > META_RELEASE || m.in.len > META_REQ_MAX)
+	if (msg_meta_decode(body, &m) || m.op > META_RENEW || m.in.len > META_REQ_MAX)
 		return error_set(e, -EPROTO, "META cannot be read");
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new((enum meta_op)m.op);
 	if (!req || buf_append(&req->in, m.in.ptr, m.in.len))

@@ -56,12 +56,13 @@ static int row_key(struct buf *out, const char *kind, struct view tenant, struct
 	return r;
 }
 
-/* Asks for the lease: 0 with its epoch, META_HELD, or an error. */
-static int ask_lease(struct groups *groups, struct view key, uint64_t deadline_ns, uint64_t *ret_epoch, struct error *e)
+/* META_LEASE, in an epoch above @epoch, or META_RENEW of that one: 0 with its epoch, META_HELD, or an error. */
+static int call_lease(struct groups *groups, enum meta_op op, struct view key, uint64_t epoch, uint64_t deadline_ns,
+		      uint64_t *ret_epoch, struct error *e)
 {
-	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_LEASE);
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(op);
 	uint64_t holder;
-	int r = req ? meta_put_lease(req, key, groups->token, LEASE_TTL_MS) : -ENOMEM;
+	int r = req ? meta_put_lease(req, key, groups->token, LEASE_TTL_MS, epoch) : -ENOMEM;
 
 	if (!r)
 		r = meta_call_run(cluster_meta(groups->cluster), &req, deadline_ns, e);
@@ -69,6 +70,15 @@ static int ask_lease(struct groups *groups, struct view key, uint64_t deadline_n
 		return r;
 	int parsed = meta_out_lease(view_buf(&req->out), &holder, ret_epoch);
 	return parsed ? parsed : r;
+}
+
+/* Asks for the lease. An index that was made again knows no epochs of before, but members do: each of this generation is above those. */
+static int ask_lease(struct groups *groups, struct view key, uint64_t deadline_ns, uint64_t *ret_epoch, struct error *e)
+{
+	uint64_t above = cluster_counts_above(groups->cluster);
+
+	return call_lease(groups, META_LEASE, key, groups->given_back > above ? groups->given_back : above, deadline_ns,
+			  ret_epoch, e);
 }
 
 /* Whoever coordinates the group next need not look for saves that were left: there are none. */
@@ -87,13 +97,15 @@ static void clear_row(struct cgroup *group)
 static void give_lease_back(struct cgroup *group)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = meta_req_new(META_RELEASE);
+	struct groups *groups = group->groups;
 
 	count(COUNT_LEASES_GIVEN_BACK, 1);
 	if (list_empty(&group->saves))
 		clear_row(group);
-	if (req && !meta_put_lease(req, view_buf(&group->lease_key), group->groups->token, 0))
-		(void)meta_call_run(cluster_meta(group->groups->cluster), &req,
-				    env_in_ms(group->groups->env, SETTLE_MS), NULL);
+	if (groups->given_back < group->epoch)
+		groups->given_back = group->epoch;
+	if (req && !meta_put_lease(req, view_buf(&group->lease_key), groups->token, 0, group->epoch))
+		(void)meta_call_run(cluster_meta(groups->cluster), &req, env_in_ms(groups->env, SETTLE_MS), NULL);
 }
 
 /* One put under the group's lease. -ERR_ESTALEEPOCH when somebody else holds it by now. */
@@ -160,6 +172,32 @@ static void end_office(struct cgroup *group)
 	drop(group);
 }
 
+static int take_over(struct groups *groups, struct view tenant, struct view name, uint64_t epoch, struct cgroup *before,
+		     uint64_t deadline_ns, struct error *e);
+
+/*
+ * Somebody else had the lease, or the engine has never heard of it: its index was lost, or an older one put in its place. If nobody has it
+ * now a new office begins here, over the same ranks: they need not join again. What is under way goes to it as to any successor, for there
+ * may have been others in between.
+ */
+static void begin_again(struct cgroup *group)
+{
+	struct groups *groups = group->groups;
+	uint64_t deadline_ns = env_in_ms(groups->env, RENEW_MS), epoch;
+
+	if (!ask_lease(groups, view_buf(&group->lease_key), deadline_ns, &epoch, NULL))
+		(void)take_over(groups, view_str(group->tenant), view_str(group->name), epoch, group, deadline_ns,
+				NULL);
+}
+
+static int renew(struct cgroup *group)
+{
+	uint64_t epoch;
+
+	return call_lease(group->groups, META_RENEW, view_buf(&group->lease_key), group->epoch,
+			  env_in_ms(group->groups->env, RENEW_MS), &epoch, NULL);
+}
+
 /*
  * Renews the lease. While the engine cannot be asked nobody else can get it either, unless this node alone is cut off; then a successor
  * fences this coordinator off at each node and under each slot. So what is under way goes on, and new saves wait at their slot.
@@ -168,7 +206,7 @@ static int keep_lease(void *arg)
 {
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = arg;
 	struct env *env = group->groups->env;
-	uint64_t idle_since_ns = 0, epoch;
+	uint64_t idle_since_ns = 0;
 	int r = 0;
 
 	while (!group->lost) {
@@ -176,8 +214,8 @@ static int keep_lease(void *arg)
 		if (r)
 			break;
 		uint64_t asked_ns = env_now(env);
-		r = ask_lease(group->groups, view_buf(&group->lease_key), env_in_ms(env, RENEW_MS), &epoch, NULL);
-		if (r == META_HELD || (!r && epoch != group->epoch))
+		r = renew(group);
+		if (r == META_HELD)
 			break;
 		idle_since_ns = is_idle(group) ? (idle_since_ns ? idle_since_ns : asked_ns) : 0;
 		if (idle_since_ns && env_now(env) - idle_since_ns > LEASE_TTL_MS * NS_PER_MS) {
@@ -188,6 +226,8 @@ static int keep_lease(void *arg)
 			return 0;
 		}
 	}
+	if (r == META_HELD)
+		begin_again(group);
 	end_office(group);
 	return 0;
 }
@@ -234,24 +274,49 @@ static int decode_row(struct view in, char ret_node[NODE_NAME_MAX + 1], uint64_t
 	return 0;
 }
 
-/* The lease is ours: makes the group known here, and its coordinator known to all. */
-static int take_over(struct groups *groups, struct view tenant, struct view name, uint64_t epoch, uint64_t deadline_ns,
-		     struct error *e)
+/* Without memory for them, or when they were still joining, the ranks join again. */
+static void inherit_run(struct cgroup *group, struct cgroup *before)
+{
+	char *run = before->complete ? strdup(before->run) : NULL;
+	struct crank *ranks = run ? calloc(before->size, sizeof(*ranks)) : NULL;
+
+	if (!ranks) {
+		free(run);
+		return;
+	}
+	memcpy(ranks, before->ranks, before->size * sizeof(*ranks));
+	for (uint32_t i = 0; i < before->size; i++)
+		ranks[i].n_asks = 0;
+	group->run = run;
+	group->ranks = ranks;
+	group->size = before->size;
+	group->n_here = before->n_here;
+	group->incarnation = before->incarnation;
+	group->complete = true;
+	group->forgone = before->forgone;
+	group->steps = before->steps;
+	steps_init(&before->steps);
+}
+
+/* The lease is ours: makes the group known here, and its coordinator known to all. @before: the office that ends with it; or NULL. */
+static int take_over(struct groups *groups, struct view tenant, struct view name, uint64_t epoch, struct cgroup *before,
+		     uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf row = { 0 }, value = { 0 };
 	_cleanup_(cleanup_cgroup_put) struct cgroup *group = cgroup_new(groups, tenant, name, epoch);
 	struct view node = view_str(cluster_node(groups->cluster));
-	_cleanup_(buf_fini) struct buf before = { 0 };
+	_cleanup_(buf_fini) struct buf old = { 0 };
 	char last[NODE_NAME_MAX + 1];
 	uint64_t last_epoch;
 	int r = group ? row_key(&row, "gc", tenant, name) : -ENOMEM;
 
 	if (!r)
-		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &before, deadline_ns, e);
-	/* a coordinator before us did not go in order: it may have left saves; or one of this node's knows that it has. A row of our own
-	 * epoch was written by us, and the answer did not come */
-	bool own = !r && !decode_row(view_buf(&before), last, &last_epoch) && last_epoch == epoch;
-	bool left = (!r && !own) || orphan_any(groups, tenant, name);
+		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &old, deadline_ns, e);
+	/* a coordinator before us did not go in order: it may have left saves, and an index that was lost does not know; or one of this
+	 * node's knows that it has. A row of our own epoch was written by us, and the answer did not come */
+	bool own = !r && !decode_row(view_buf(&old), last, &last_epoch) && last_epoch == epoch;
+	bool lost = r == -ENOENT && cluster_counts_above(groups->cluster);
+	bool left = (!r && !own) || lost || orphan_any(groups, tenant, name);
 	if (r == -ENOENT)
 		r = 0;
 	if (!r)
@@ -262,12 +327,17 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 		r = fenced_put(group, view_buf(&row), view_buf(&value), deadline_ns, e);
 	if (r)
 		return r;
-	if (map_get(&groups->coordinated, view_buf(&group->key)))
+	struct cgroup *there = map_get(&groups->coordinated, view_buf(&group->key));
+	if (there && there != before)
 		return 0; /* another fiber of this node was as quick */
 	r = fiber_start(&groups->flows, "lease", keep_lease, cgroup_get(group));
 	if (r) {
 		cgroup_put(group);
 		return r;
+	}
+	if (there) {
+		end_office(there);
+		inherit_run(group, there);
 	}
 	r = map_put(&groups->coordinated, view_buf(&group->key), group);
 	if (r) {
@@ -278,7 +348,7 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 	struct cgroup *known = TAKE(group);
 	known->recovering = left;
 	if (!own)
-		(void)decode_row(view_buf(&before), known->before, NULL); /* for words alone */
+		(void)decode_row(view_buf(&old), known->before, NULL); /* for words alone */
 	if (left && fiber_start(&groups->flows, "takeover", takeover_run, cgroup_get(known))) {
 		known->recovering = false; /* no memory: what was left ends at its deadline */
 		cgroup_put(known);
@@ -365,7 +435,7 @@ static int seek_once(struct groups *groups, struct view lease, struct view tenan
 	if (r == META_HELD)
 		return read_coordinator(groups, tenant, name, *ret_epoch, deadline_ns, ret_node, e);
 	if (!r)
-		r = take_over(groups, tenant, name, *ret_epoch, deadline_ns, e);
+		r = take_over(groups, tenant, name, *ret_epoch, NULL, deadline_ns, e);
 	return r ? r : -EAGAIN;
 }
 
@@ -428,7 +498,9 @@ static int count_run(struct cgroup *group, struct view run, uint64_t deadline_ns
 		*ret = incarnation;
 		return 0;
 	}
-	incarnation++;
+	uint64_t above =
+		cluster_counts_above(group->groups->cluster); /* nodes remember runs that a lost index counted */
+	incarnation = (incarnation < above ? above : incarnation) + 1;
 	r = put_u64(&value, &incarnation);
 	if (!r)
 		r = put_str(&value, &run);

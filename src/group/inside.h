@@ -65,6 +65,8 @@ struct groups {
 	unsigned n_ended; /* ever; the newest overwrites the oldest */
 	struct peer_watch watch;
 	bool draining; /* nothing new is taken */
+	uint64_t
+		given_back; /* the highest epoch of a lease that was: a word of that which comes late ends no newer one */
 	struct traces traces;
 	struct patience copying; /* what blocks from peers take */
 };

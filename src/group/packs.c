@@ -19,7 +19,7 @@
 #define PACK_BYTES_MAX (UINT64_C(1) << 30)
 /* In a pack's number, above its own: */
 #define PACK_EPOCH_SHIFT      20 /* the coordinator's epoch */
-#define PACK_GENERATION_SHIFT 52 /* and the cluster's generation: an engine that was lost gives epochs anew */
+#define PACK_GENERATION_SHIFT 52 /* and the generation when the slot was opened */
 
 /* A pack in the making: which blocks of the plan it stores, in order. */
 struct pack_draft {

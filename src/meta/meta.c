@@ -23,7 +23,7 @@
 
 #define RANGE_HEAD 8  /* bytes before the prefix */
 #define STEP_HEAD  8  /* before a step's key, or an entry's */
-#define LEASE_HEAD 16 /* before a lease's key */
+#define LEASE_HEAD 24 /* before a lease's key */
 #define LEASE_OUT  16
 
 _Static_assert(sizeof(struct meta_lease_record) == 16, "as it lies on disk");
@@ -84,8 +84,8 @@ static bool gate_covers(const struct meta_gate *gate, struct view start)
 static bool gate_touched(const struct meta_gate *gate, const struct meta_req *req)
 {
 	struct view in = view_buf(&req->in), key = { 0 }, after;
+	struct meta_lease lease;
 	struct meta_step step;
-	uint64_t holder;
 	uint32_t n;
 
 	switch (req->op) {
@@ -99,7 +99,7 @@ static bool gate_touched(const struct meta_gate *gate, const struct meta_req *re
 				return true;
 		return false;
 	default:
-		return meta_in_lease(in, &key, &holder, &n) == 0 && gate_covers(gate, key);
+		return meta_in_lease(in, &lease) == 0 && gate_covers(gate, lease.key);
 	}
 }
 
@@ -223,13 +223,14 @@ int meta_txn_delete(struct meta_req *req, struct view key)
 	return put_step(req, META_DELETE, key, (struct view){ 0 });
 }
 
-int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder, uint32_t ttl_ms)
+int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder, uint32_t ttl_ms, uint64_t epoch)
 {
 	uint8_t head[LEASE_HEAD] = { 0 };
 
-	if (!key_is_sane(key) || !holder || ttl_ms > META_LEASE_MAX_MS)
+	if (!key_is_sane(key) || !holder || ttl_ms > META_LEASE_MAX_MS || epoch > META_EPOCH_MAX)
 		return -EINVAL;
 	store_le64(head, holder);
+	store_le64(head + 16, epoch);
 	store_le32(head + 8, ttl_ms);
 	store_le16(head + 12, (uint16_t)key.len);
 	return replace_three(&req->in, view_of(head, sizeof(head)), key, (struct view){ 0 });
@@ -301,19 +302,20 @@ int meta_in_step(struct view *rest, struct meta_step *ret)
 	return 0;
 }
 
-int meta_in_lease(struct view in, struct view *ret_key, uint64_t *ret_holder, uint32_t *ret_ttl_ms)
+int meta_in_lease(struct view in, struct meta_lease *ret)
 {
 	struct view head = view_take(&in, LEASE_HEAD);
 
 	if (head.len < LEASE_HEAD || load_le16(head.ptr + 14))
 		return -EPROTO;
-	uint64_t holder = load_le64(head.ptr);
-	uint32_t ttl_ms = load_le32(head.ptr + 8);
-	if (!holder || ttl_ms > META_LEASE_MAX_MS || load_le16(head.ptr + 12) != in.len || !key_is_sane(in))
+	const struct meta_lease lease = { .key = in,
+					  .holder = load_le64(head.ptr),
+					  .epoch = load_le64(head.ptr + 16),
+					  .ttl_ms = load_le32(head.ptr + 8) };
+	if (!lease.holder || lease.epoch > META_EPOCH_MAX || lease.ttl_ms > META_LEASE_MAX_MS ||
+	    load_le16(head.ptr + 12) != in.len || !key_is_sane(in))
 		return -EPROTO;
-	*ret_key = in;
-	*ret_holder = holder;
-	*ret_ttl_ms = ttl_ms;
+	*ret = lease;
 	return 0;
 }
 

@@ -30,11 +30,14 @@ enum meta_op {
 	META_TXN, /* in: any number of expect, put, delete. All or nothing; META_CONFLICT when an expectation does not hold
 			 (out: index of the first such among all steps, u32). Expectations are about what was there before, not
 			 about this transaction's own steps; of several steps on one key the last counts */
-	META_LEASE, /* in: key, holder (u64, not 0), ttl_ms (1..META_LEASE_MAX_MS). out: holder u64, epoch u64, of whoever has
-			 it now. 0: @holder has it now and for ttl_ms (a renewal keeps the epoch, also one that comes late if
-			 nobody else was granted meanwhile; a new grant raises it by one, from 1); META_HELD: somebody else has
-			 it; -EINVAL: what lies under the key is no lease record */
-	META_RELEASE, /* in: key, holder. Ends the lease if @holder has it; 0 either way. The epoch stays */
+	META_LEASE, /* in: key, holder (u64, not 0), ttl_ms (1..META_LEASE_MAX_MS), epoch. out: holder u64, epoch u64, of whoever
+			 has it now. 0: @holder has it now and for ttl_ms, in an epoch above @epoch: who has it so already keeps
+			 his; a new grant raises it by one, from what is recorded or @epoch, whichever is higher; META_HELD:
+			 somebody else has it; -EINVAL: what lies under the key is no lease record */
+	META_RELEASE, /* in: key, holder, epoch. Ends the lease if @holder has it in @epoch; 0 either way. The epoch stays */
+	META_RENEW, /* as META_LEASE, but grants nothing: 0: @holder has it in @epoch, now and for ttl_ms (also when that comes late,
+			 if nobody else was granted it meanwhile); META_HELD: he has not, for somebody else has or had it, or
+			 nobody (holder 0; epoch 0: the engine has never heard of it) */
 };
 
 /* Outcomes beside 0 and negative errno. */
@@ -47,6 +50,7 @@ enum { META_CONFLICT = 1, META_HELD = 2, META_MORE = 3 };
  * fences out an overtaken holder. A released lease's record has holder 0. Only LEASE and RELEASE write these records.
  */
 #define META_LEASE_MAX_MS 10000
+#define META_EPOCH_MAX	  INT64_MAX /* that a request may name: no grant comes near the end of what 64 bits hold */
 struct meta_lease_record {
 	uint8_t holder_le[8], epoch_le[8];
 };
@@ -104,8 +108,8 @@ int meta_put_range(struct meta_req *req, struct view prefix, struct view after, 
 int meta_txn_expect(struct meta_req *req, struct view key, struct view value);
 int meta_txn_put(struct meta_req *req, struct view key, struct view value);
 int meta_txn_delete(struct meta_req *req, struct view key);
-int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder,
-		   uint32_t ttl_ms); /* also for RELEASE (ttl 0) */
+int meta_put_lease(struct meta_req *req, struct view key, uint64_t holder, uint32_t ttl_ms,
+		   uint64_t epoch); /* also for RENEW, and for RELEASE (ttl 0) */
 
 /* Decoding: of `out` for callers, of `in` for drivers. Strict; -EPROTO on malformed bytes. */
 int meta_out_entry(struct view *rest, struct view *ret_key,
@@ -118,7 +122,12 @@ struct meta_step {
 };
 int meta_in_step(struct view *rest, struct meta_step *ret); /* META_TXN; 0, or 1 at the end */
 int meta_in_range(struct view in, struct view *ret_prefix, struct view *ret_after, uint32_t *ret_limit);
-int meta_in_lease(struct view in, struct view *ret_key, uint64_t *ret_holder, uint32_t *ret_ttl_ms);
+struct meta_lease {
+	struct view key;
+	uint64_t holder, epoch;
+	uint32_t ttl_ms;
+};
+int meta_in_lease(struct view in, struct meta_lease *ret);
 int meta_in_key(struct view in, struct view *ret_key); /* META_GET */
 
 /* Encoding of `out`, for drivers: 0, -ENOMEM, or META_MORE when an entry does not fit into META_REQ_MAX any more. */

@@ -326,6 +326,7 @@ static void submit(struct meta *meta, struct meta_req *req)
 	case META_TXN:
 	case META_LEASE:
 	case META_RELEASE:
+	case META_RENEW:
 		if (l->n_queued >= META_QUEUE_MAX) {
 			meta_finish_later(req, refuse(l, req, -EAGAIN));
 			return;

@@ -291,7 +291,7 @@ static void a_renewed_lease_costs_no_commit(void **state)
 	struct meta *meta = open_index();
 	struct meta_req *req = meta_req_new(META_LEASE);
 
-	assert_int_equal(meta_put_lease(req, view_str("l"), 7, 1000), 0);
+	assert_int_equal(meta_put_lease(req, view_str("l"), 7, 1000, 0), 0);
 	meta_suite_start(meta, req);
 	assert_int_equal(meta_suite_wait(req), 0);
 	size_t before = commits_so_far(meta);
@@ -307,7 +307,7 @@ static int ask_for_lease(struct meta *meta, const char *key, uint64_t asker)
 {
 	struct meta_req *req = meta_req_new(META_LEASE);
 
-	assert_int_equal(meta_put_lease(req, view_str(key), asker, 1000), 0);
+	assert_int_equal(meta_put_lease(req, view_str(key), asker, 1000, 0), 0);
 	meta_suite_start(meta, req);
 	int r = meta_suite_wait(req);
 	meta_req_free(req);

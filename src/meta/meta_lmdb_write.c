@@ -211,57 +211,53 @@ static int lease_answer(struct meta_req *req, int result, uint64_t holder, uint6
 	return 0;
 }
 
-static int lease_grant(struct attempt *a, struct view key, uint64_t asker, uint32_t ttl_ms)
+/* Grants or renews @want, of which @holder and @epoch are what is recorded. */
+static int lease_give(struct attempt *a, const struct meta_lease *want, uint64_t holder, uint64_t epoch)
 {
 	struct lmdb *l = a->l;
-	uint64_t holder, epoch;
-	int rc = lease_read(a, key, &holder, &epoch);
+	bool renewal = a->req->op == META_RENEW;
+	bool has = holder == want->holder && (renewal ? epoch == want->epoch : epoch > want->epoch);
+	bool others = holder && holder != want->holder &&
+		      l->batch.now_ns < lease_end(l, map_get(&l->leases, want->key));
 
-	if (rc || a->req->result)
-		return rc;
-	if (holder && holder != asker && l->batch.now_ns < lease_end(l, map_get(&l->leases, key)))
+	if (!has && (renewal || others))
 		return lease_answer(a->req, META_HELD, holder, epoch);
 
 	/* The granter waits 1.1 of it, from now on, which is after the holder asked. */
-	int r = lease_set_end(l, key, l->batch.now_ns + ttl_ms * NS_PER_MS / 10 * 11);
+	int r = lease_set_end(l, want->key, l->batch.now_ns + want->ttl_ms * NS_PER_MS / 10 * 11);
 	if (r) {
-		a->req->result = error_set(&a->req->error, r, "%.*s: cannot remember one more lease: %s", (int)key.len,
-					   (const char *)key.ptr, error_meaning(r));
+		a->req->result = error_set(&a->req->error, r, "%.*s: cannot remember one more lease: %s",
+					   (int)want->key.len, (const char *)want->key.ptr, error_meaning(r));
 		return 0;
 	}
-	if (holder != asker) {
-		rc = lease_write(a, key, asker, ++epoch);
+	if (!has) {
+		epoch = (epoch > want->epoch ? epoch : want->epoch) + 1;
+		int rc = lease_write(a, want->key, want->holder, epoch);
 		if (rc)
 			return rc;
 	}
-	return lease_answer(a->req, 0, asker, epoch);
-}
-
-static int lease_release(struct attempt *a, struct view key, uint64_t asker)
-{
-	uint64_t holder, epoch;
-	int rc = lease_read(a, key, &holder, &epoch);
-
-	if (rc || a->req->result || holder != asker)
-		return rc;
-	return lease_write(a, key, 0, epoch);
+	return lease_answer(a->req, 0, want->holder, epoch);
 }
 
 static int lease(struct attempt *a)
 {
-	bool grant = a->req->op == META_LEASE;
-	struct view key;
-	uint64_t asker;
-	uint32_t ttl_ms;
-	int r = meta_in_lease(view_buf(&a->req->in), &key, &asker, &ttl_ms);
+	bool release = a->req->op == META_RELEASE;
+	struct meta_lease want;
+	uint64_t holder, epoch;
+	int r = meta_in_lease(view_buf(&a->req->in), &want);
 
-	if (!r && grant != (ttl_ms != 0))
+	if (!r && release == (want.ttl_ms != 0))
 		r = -EINVAL;
 	if (r) {
 		a->req->result = error_set(&a->req->error, r, "a malformed request for a lease");
 		return 0;
 	}
-	return grant ? lease_grant(a, key, asker, ttl_ms) : lease_release(a, key, asker);
+	int rc = lease_read(a, want.key, &holder, &epoch);
+	if (rc || a->req->result)
+		return rc;
+	if (!release)
+		return lease_give(a, &want, holder, epoch);
+	return holder == want.holder && epoch == want.epoch ? lease_write(a, want.key, 0, epoch) : 0;
 }
 
 /* ---- a transaction of LMDB for some requests ---- */

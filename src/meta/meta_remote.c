@@ -36,6 +36,7 @@ static bool is_sane(enum meta_op op, int result, struct view out)
 	case META_TXN:
 		return result == META_CONFLICT ? !meta_out_conflict(out, &index) : result == 0 && !out.len;
 	case META_LEASE:
+	case META_RENEW:
 		return (result == 0 || result == META_HELD) && !meta_out_lease(out, &holder, &epoch);
 	case META_RELEASE:
 		return result == 0 && !out.len;

@@ -326,7 +326,7 @@ static void requests_that_travel_together_have_each_its_own_outcome(void **state
 static void malformed_requests_are_EPROTO_and_change_nothing(void **state)
 {
 	struct meta *meta = *state;
-	const enum meta_op ops[] = { META_GET, META_RANGE, META_TXN, META_LEASE, META_RELEASE };
+	const enum meta_op ops[] = { META_GET, META_RANGE, META_TXN, META_LEASE, META_RELEASE, META_RENEW };
 
 	for (size_t i = 0; i < ARRAY_LEN(ops); i++) {
 		_cleanup_(cleanup_meta_req_free) struct meta_req *req = new_req(ops[i]);
@@ -418,23 +418,29 @@ static void a_thousand_records_are_listed_after_random_puts_and_deletes(void **s
 
 /* ---- leases ---- */
 
-static int lease(struct meta *meta, const char *key, uint64_t asker, uint32_t ttl_ms, uint64_t *ret_holder,
-		 uint64_t *ret_epoch)
+/* @epoch: which it shall be above, or which is renewed. */
+static int ask(struct meta *meta, enum meta_op op, const char *key, uint64_t asker, uint64_t epoch,
+	       uint64_t *ret_holder, uint64_t *ret_epoch)
 {
-	_cleanup_(cleanup_meta_req_free) struct meta_req *req = new_req(META_LEASE);
+	_cleanup_(cleanup_meta_req_free) struct meta_req *req = new_req(op);
 
-	assert_int_equal(meta_put_lease(req, view_str(key), asker, ttl_ms), 0);
+	assert_int_equal(meta_put_lease(req, view_str(key), asker, TTL_MS, epoch), 0);
 	int r = run(meta, req);
 	if (r >= 0)
 		assert_int_equal(meta_out_lease(view_buf(&req->out), ret_holder, ret_epoch), 0);
 	return r;
 }
 
-static void release(struct meta *meta, const char *key, uint64_t asker)
+static int lease(struct meta *meta, const char *key, uint64_t asker, uint64_t *ret_holder, uint64_t *ret_epoch)
+{
+	return ask(meta, META_LEASE, key, asker, 0, ret_holder, ret_epoch);
+}
+
+static void release(struct meta *meta, const char *key, uint64_t asker, uint64_t epoch)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = new_req(META_RELEASE);
 
-	assert_int_equal(meta_put_lease(req, view_str(key), asker, 0), 0);
+	assert_int_equal(meta_put_lease(req, view_str(key), asker, 0, epoch), 0);
 	assert_int_equal(run(meta, req), 0);
 	assert_int_equal(req->out.len, 0);
 }
@@ -443,7 +449,7 @@ static void assert_granted(struct meta *meta, uint64_t asker, uint64_t expected_
 {
 	uint64_t holder, epoch;
 
-	assert_int_equal(lease(meta, "l", asker, TTL_MS, &holder, &epoch), 0);
+	assert_int_equal(lease(meta, "l", asker, &holder, &epoch), 0);
 	assert_true(holder == asker);
 	assert_true(epoch == expected_epoch);
 }
@@ -452,7 +458,7 @@ static void assert_held(struct meta *meta, uint64_t asker, uint64_t expected_hol
 {
 	uint64_t holder, epoch;
 
-	assert_int_equal(lease(meta, "l", asker, TTL_MS, &holder, &epoch), META_HELD);
+	assert_int_equal(lease(meta, "l", asker, &holder, &epoch), META_HELD);
 	assert_true(holder == expected_holder);
 	assert_true(epoch == expected_epoch);
 }
@@ -502,15 +508,74 @@ static void a_released_lease_is_free_at_once_and_the_epoch_goes_on(void **state)
 {
 	struct meta *meta = *state;
 
-	release(meta, "l", ANN); /* nobody has it: nothing happens */
+	release(meta, "l", ANN, 1); /* nobody has it: nothing happens */
 	assert_granted(meta, ANN, 1);
-	release(meta, "l", BOB); /* somebody else has it */
+	release(meta, "l", BOB, 1); /* somebody else has it */
 	assert_held(meta, BOB, ANN, 1);
-	release(meta, "l", ANN);
-	release(meta, "l", ANN);
+	release(meta, "l", ANN, 1);
+	release(meta, "l", ANN, 1);
 	assert_granted(meta, BOB, 2);
-	release(meta, "l", BOB);
+	release(meta, "l", BOB, 2);
 	assert_granted(meta, BOB, 3);
+}
+
+static void a_release_that_comes_late_does_not_end_a_newer_lease_of_the_same_holder(void **state)
+{
+	struct meta *meta = *state;
+	uint64_t holder, epoch;
+
+	assert_granted(meta, ANN, 1);
+	release(meta, "l", ANN, 1);
+	assert_granted(meta, ANN, 2);
+	release(meta, "l", ANN, 1);
+	assert_held(meta, BOB, ANN, 2);
+
+	/* whoever does not know whether it was released asks for an epoch above that one */
+	assert_int_equal(ask(meta, META_LEASE, "l", ANN, 2, &holder, &epoch), 0);
+	assert_int_equal(epoch, 3);
+	release(meta, "l", ANN, 2);
+	assert_held(meta, BOB, ANN, 3);
+}
+
+static void a_grant_is_above_what_is_asked_for_and_above_every_one_before(void **state)
+{
+	struct meta *meta = *state;
+	uint64_t holder, epoch, above = UINT64_C(1) << 32;
+
+	assert_int_equal(ask(meta, META_LEASE, "l", ANN, above, &holder, &epoch), 0);
+	assert_true(epoch == above + 1);
+	assert_int_equal(ask(meta, META_LEASE, "l", ANN, above, &holder, &epoch), 0);
+	assert_true(epoch == above + 1); /* above it already */
+	assert_int_equal(ask(meta, META_LEASE, "l", BOB, 2 * above, &holder, &epoch), META_HELD);
+	assert_true(holder == ANN && epoch == above + 1);
+	assert_int_equal(ask(meta, META_LEASE, "l", ANN, 2 * above, &holder, &epoch), 0);
+	assert_true(epoch == 2 * above + 1);
+	release(meta, "l", ANN, epoch);
+	assert_granted(meta, BOB, 2 * above + 2);
+}
+
+static void who_renews_is_granted_nothing_that_he_has_not(void **state)
+{
+	struct meta *meta = *state;
+	uint64_t holder, epoch;
+
+	assert_int_equal(ask(meta, META_RENEW, "l", ANN, 1, &holder, &epoch), META_HELD);
+	assert_true(!holder && !epoch); /* as in an engine that was lost */
+	assert_granted(meta, ANN, 1);
+	pass(meta, 10 * TTL_MS);
+	assert_int_equal(ask(meta, META_RENEW, "l", ANN, 1, &holder, &epoch), 0);
+	assert_true(holder == ANN && epoch == 1);
+	assert_held(meta, BOB, ANN, 1); /* for so long, too */
+	assert_int_equal(ask(meta, META_RENEW, "l", ANN, 2, &holder, &epoch), META_HELD);
+	assert_int_equal(ask(meta, META_RENEW, "l", BOB, 1, &holder, &epoch), META_HELD);
+	assert_true(holder == ANN && epoch == 1);
+	pass(meta, 2 * TTL_MS);
+	assert_granted(meta, BOB, 2);
+	assert_int_equal(ask(meta, META_RENEW, "l", ANN, 1, &holder, &epoch), META_HELD);
+	assert_true(holder == BOB && epoch == 2);
+	release(meta, "l", BOB, 2);
+	assert_int_equal(ask(meta, META_RENEW, "l", BOB, 2, &holder, &epoch), META_HELD);
+	assert_true(!holder && epoch == 2);
 }
 
 static void leases_under_different_keys_do_not_touch_each_other(void **state)
@@ -519,7 +584,7 @@ static void leases_under_different_keys_do_not_touch_each_other(void **state)
 	uint64_t holder, epoch;
 
 	assert_granted(meta, ANN, 1);
-	assert_int_equal(lease(meta, "l/2", BOB, TTL_MS, &holder, &epoch), 0);
+	assert_int_equal(lease(meta, "l/2", BOB, &holder, &epoch), 0);
 	assert_int_equal(epoch, 1);
 	assert_held(meta, BOB, ANN, 1);
 }
@@ -532,7 +597,7 @@ static void of_many_askers_one_gets_the_lease_and_all_hear_who(void **state)
 
 	for (int i = 0; i < CROWD; i++) {
 		reqs[i] = new_req(META_LEASE);
-		assert_int_equal(meta_put_lease(reqs[i], view_str("l"), (uint64_t)i + 1, TTL_MS), 0);
+		assert_int_equal(meta_put_lease(reqs[i], view_str("l"), (uint64_t)i + 1, TTL_MS, 0), 0);
 		meta_suite_start(meta, reqs[i]);
 	}
 	uint64_t first_holder = 0;
@@ -572,7 +637,7 @@ static void a_transaction_that_expects_the_record_fences_out_an_overtaken_holder
 	assert_granted(meta, BOB, 2);
 	assert_int_equal(run(meta, req), META_CONFLICT);
 
-	release(meta, "l", BOB);
+	release(meta, "l", BOB, 2);
 	store_le64(expected.holder_le, 0);
 	store_le64(expected.epoch_le, 2);
 	assert_int_equal(get(meta, view_str("l"), &record), 0);
@@ -586,9 +651,9 @@ static void what_is_no_lease_is_not_taken_for_one(void **state)
 	uint64_t holder, epoch;
 
 	assert_int_equal(meta_suite_put(meta, "l", "text"), 0);
-	assert_int_equal(lease(meta, "l", ANN, TTL_MS, &holder, &epoch), -EINVAL);
+	assert_int_equal(lease(meta, "l", ANN, &holder, &epoch), -EINVAL);
 	assert_value(meta, "l", "text");
-	assert_int_equal(meta_put_lease(req, view_str("m"), ANN, 0), 0); /* a release's time to live */
+	assert_int_equal(meta_put_lease(req, view_str("m"), ANN, 0, 0), 0); /* a release's time to live */
 	assert_int_equal(run(meta, req), -EINVAL);
 }
 
@@ -634,7 +699,7 @@ static void after_a_restart_the_holder_may_renew_and_then_holds_as_before(void *
 static void after_a_restart_a_released_lease_is_free(void **state)
 {
 	assert_granted(*state, ANN, 1);
-	release(*state, "l", ANN);
+	release(*state, "l", ANN, 1);
 	restart(state);
 	assert_granted(*state, BOB, 2);
 }
@@ -676,6 +741,9 @@ int meta_suite_run(struct meta_suite *of)
 		claim(another_is_granted_the_next_epoch_once_the_lease_ran_out),
 		claim(a_late_renewal_keeps_the_epoch_if_nobody_came_between),
 		claim(a_released_lease_is_free_at_once_and_the_epoch_goes_on),
+		claim(a_release_that_comes_late_does_not_end_a_newer_lease_of_the_same_holder),
+		claim(a_grant_is_above_what_is_asked_for_and_above_every_one_before),
+		claim(who_renews_is_granted_nothing_that_he_has_not),
 		claim(leases_under_different_keys_do_not_touch_each_other),
 		claim(of_many_askers_one_gets_the_lease_and_all_hear_who),
 		claim(a_transaction_that_expects_the_record_fences_out_an_overtaken_holder),

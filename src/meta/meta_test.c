@@ -73,15 +73,17 @@ static void steps_come_back_as_they_were_put(void **state)
 static void leases_entries_and_conflicts_come_back_as_they_were_put(void **state)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = new_req(META_LEASE);
+	struct meta_lease lease;
 	struct view key, value;
 	uint64_t holder, epoch;
-	uint32_t ttl_ms, index;
+	uint32_t index;
 
-	assert_int_equal(meta_put_lease(req, view_str("g/1"), UINT64_MAX, META_LEASE_MAX_MS), 0);
-	assert_int_equal(meta_in_lease(view_buf(&req->in), &key, &holder, &ttl_ms), 0);
-	assert_view(key, "g/1");
-	assert_true(holder == UINT64_MAX);
-	assert_int_equal(ttl_ms, META_LEASE_MAX_MS);
+	assert_int_equal(meta_put_lease(req, view_str("g/1"), UINT64_MAX, META_LEASE_MAX_MS, META_EPOCH_MAX), 0);
+	assert_int_equal(meta_in_lease(view_buf(&req->in), &lease), 0);
+	assert_view(lease.key, "g/1");
+	assert_true(lease.holder == UINT64_MAX);
+	assert_true(lease.epoch == META_EPOCH_MAX);
+	assert_int_equal(lease.ttl_ms, META_LEASE_MAX_MS);
 
 	assert_int_equal(meta_out_put_lease(&req->out, 3, 4), 0);
 	assert_int_equal(meta_out_lease(view_buf(&req->out), &holder, &epoch), 0);
@@ -125,9 +127,10 @@ static void what_is_too_large_is_refused_and_changes_nothing(void **state)
 	assert_int_equal(meta_put_range(req, none, key, 1), -EINVAL);
 	assert_int_equal(meta_put_range(req, none, none, 0), -EINVAL);
 	assert_int_equal(meta_put_range(req, none, none, META_RANGE_MAX + 1), -EINVAL);
-	assert_int_equal(meta_put_lease(req, key, 1, 1), -EINVAL);
-	assert_int_equal(meta_put_lease(req, view_str("k"), 0, 1), -EINVAL);
-	assert_int_equal(meta_put_lease(req, view_str("k"), 1, META_LEASE_MAX_MS + 1), -EINVAL);
+	assert_int_equal(meta_put_lease(req, key, 1, 1, 0), -EINVAL);
+	assert_int_equal(meta_put_lease(req, view_str("k"), 0, 1, 0), -EINVAL);
+	assert_int_equal(meta_put_lease(req, view_str("k"), 1, META_LEASE_MAX_MS + 1, 0), -EINVAL);
+	assert_int_equal(meta_put_lease(req, view_str("k"), 1, 1, (uint64_t)META_EPOCH_MAX + 1), -EINVAL);
 	assert_int_equal(req->in.len, len);
 
 	value.len = META_VALUE_MAX;
@@ -146,13 +149,14 @@ static unsigned decode_all(struct view bytes)
 {
 	struct view a = { 0 }, b = { 0 }, rest;
 	struct meta_step step = { 0 };
+	struct meta_lease lease;
 	uint64_t x, y;
 	uint32_t n;
 	unsigned accepted = 0;
 
 	accepted += !meta_in_key(bytes, &a);
 	accepted += !meta_in_range(bytes, &a, &b, &n);
-	accepted += !meta_in_lease(bytes, &a, &x, &n);
+	accepted += !meta_in_lease(bytes, &lease);
 	accepted += !meta_out_lease(bytes, &x, &y);
 	accepted += !meta_out_conflict(bytes, &n);
 	for (rest = bytes; !meta_in_step(&rest, &step); accepted++)
@@ -166,18 +170,18 @@ static void every_cut_and_every_longer_form_is_refused(void **state)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *range = new_req(META_RANGE), *lease = new_req(META_LEASE);
 	_cleanup_(cleanup_meta_req_free) struct meta_req *txn = new_req(META_TXN);
+	struct meta_lease got;
 	struct view a, b;
 	struct meta_step step;
-	uint64_t x;
 	uint32_t n;
 
 	assert_int_equal(meta_put_range(range, view_str("pre"), view_str("after"), 5), 0);
-	assert_int_equal(meta_put_lease(lease, view_str("key"), 1, 1), 0);
+	assert_int_equal(meta_put_lease(lease, view_str("key"), 1, 1, 0), 0);
 	assert_int_equal(meta_txn_put(txn, view_str("key"), view_str("value")), 0);
 	for (size_t len = 0; len < range->in.len; len++)
 		assert_int_equal(meta_in_range(view_of(range->in.ptr, len), &a, &b, &n), -EPROTO);
 	for (size_t len = 0; len < lease->in.len; len++)
-		assert_int_equal(meta_in_lease(view_of(lease->in.ptr, len), &a, &x, &n), -EPROTO);
+		assert_int_equal(meta_in_lease(view_of(lease->in.ptr, len), &got), -EPROTO);
 	for (size_t len = 1; len < txn->in.len; len++) {
 		struct view rest = view_of(txn->in.ptr, len);
 
@@ -187,7 +191,7 @@ static void every_cut_and_every_longer_form_is_refused(void **state)
 	assert_int_equal(buf_append_zero(&range->in, 1), 0);
 	assert_int_equal(meta_in_range(view_buf(&range->in), &a, &b, &n), -EPROTO);
 	assert_int_equal(buf_append_zero(&lease->in, 1), 0);
-	assert_int_equal(meta_in_lease(view_buf(&lease->in), &a, &x, &n), -EPROTO);
+	assert_int_equal(meta_in_lease(view_buf(&lease->in), &got), -EPROTO);
 }
 
 static void a_step_of_an_unknown_kind_or_with_a_value_out_of_place_is_refused(void **state)

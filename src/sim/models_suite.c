@@ -381,28 +381,29 @@ static uint64_t *lease_end(struct model_meta *model, struct view key)
 static int meta_lease(struct model_meta *model, struct meta_req *req)
 {
 	struct meta_lease_record record = { 0 };
-	struct view key;
-	uint64_t asker, holder = 0, epoch = 0, now_ns = env_now(model->meta.env);
-	uint32_t ttl_ms;
-	bool wants = req->op == META_LEASE;
-	int r = meta_in_lease(view_buf(&req->in), &key, &asker, &ttl_ms);
-	const struct record *known = r ? NULL : find(model->records, key);
+	struct meta_lease want;
+	uint64_t holder = 0, epoch = 0, now_ns = env_now(model->meta.env);
+	bool wants = req->op != META_RELEASE;
+	int r = meta_in_lease(view_buf(&req->in), &want);
+	const struct record *known = r ? NULL : find(model->records, want.key);
 
-	if (!r && ((known && meta_out_lease(view_buf(&known->value), &holder, &epoch)) || (wants && !ttl_ms)))
+	if (!r && ((known && meta_out_lease(view_buf(&known->value), &holder, &epoch)) || (wants && !want.ttl_ms)))
 		r = -EINVAL;
-	if (r || (!wants && holder != asker))
+	bool has = holder == want.holder && (req->op == META_LEASE ? epoch > want.epoch : epoch == want.epoch);
+	if (r || (!wants && !has))
 		return r;
-	uint64_t *end = lease_end(model, key);
-	if (wants && holder && holder != asker && now_ns < *end) {
+	uint64_t *end = lease_end(model, want.key);
+	if (!has && (req->op == META_RENEW || (holder && holder != want.holder && now_ns < *end))) {
 		r = meta_out_put_lease(&req->out, holder, epoch);
 		return r ? r : META_HELD;
 	}
-	epoch += wants && holder != asker;
-	store_le64(record.holder_le, wants ? asker : 0);
+	if (!has)
+		epoch = (epoch > want.epoch ? epoch : want.epoch) + 1;
+	store_le64(record.holder_le, wants ? want.holder : 0);
 	store_le64(record.epoch_le, epoch);
-	*end = wants ? now_ns + ttl_ms * NS_PER_MS / 10 * 11 : 0;
-	r = put(model->records, key, view_of(&record, sizeof(record)));
-	return r || !wants ? r : meta_out_put_lease(&req->out, asker, epoch);
+	*end = wants ? now_ns + want.ttl_ms * NS_PER_MS / 10 * 11 : 0;
+	r = put(model->records, want.key, view_of(&record, sizeof(record)));
+	return r || !wants ? r : meta_out_put_lease(&req->out, want.holder, epoch);
 }
 
 static int meta_effect(void *arg)
