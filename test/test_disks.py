@@ -521,6 +521,23 @@ def test_what_cannot_become_durable_in_time_is_named(own):
     assert own.verify_all()["ckpt"][0] == 1
 
 
+def test_a_daemon_ends_although_its_store_does_not_answer(own):
+    """In a time that is bounded, and in order: nothing that a worker is still at is freed below it."""
+    config = own.folder / "node-0" / "config"
+    config.write_text(config.read_text() + "drain_ms = 100\n")
+    own.kill(0)
+    own.start(0)
+    job.good(save(own, "ckpt", 1))
+    own.sick[0].slow("write", "sync", ms=job.LIMIT_S * 2000, path=str(own.store) + "/")
+    saving = Saving(own, 0)
+    assert terminate(own, 0) == 3, own.logs()
+    assert "daemon.calls-left" in log_of(own, 0)
+    own.sick[0].heal()
+    own.start(0)
+    assert all(isinstance(result, forebay.Error) for result in saving.end())
+    assert own.verify_all()["ckpt"][0] == 1
+
+
 def test_a_second_signal_ends_at_once(own):
     own.sick[0].slow("sync", ms=200, path=str(own.store) + "/")
     saving = Saving(own, 0)

@@ -245,8 +245,10 @@ static int live(void *arg)
 		logm(left ? LOG_WARN : LOG_INFO, "daemon.drained", "left=%u", left);
 		run->result = left ? EXIT_LEFT : 0;
 	}
-	if (run->daemon)
-		daemon_stop(run->daemon);
+	if (run->daemon && daemon_stop(run->daemon)) {
+		logm(LOG_WARN, "daemon.calls-left", "words=\"store or index have not answered: it ends without them\"");
+		_exit(run->result); /* a worker may never come back, and as after SIGKILL the next start finds what it left */
+	}
 	loop_stop(run->env->loop);
 	return 0;
 }
