@@ -199,6 +199,33 @@ def test_a_job_that_stays_joined_saves_on_over_an_index_that_was_lost_and_made_a
         cluster.verify_all()
 
 
+def test_a_grandparents_packs_outlive_a_rebuild_and_its_deletion(tmp_path):
+    """Between them there was a version that nothing tells of any more, once it is deleted."""
+    with job.Cluster(tmp_path, 1) as cluster:
+        items = {f"i{k}": random.Random(k).randbytes(200_000) for k in range(8)}
+        with cluster.connect() as fb:
+            for step in range(1, 4):
+                items["i0"] = random.Random(f"i0 {step}").randbytes(200_000)
+                pieces = [(name, data, {}) for name, data in items.items()]
+                body = lambda group, rank: job.save(group, "m", step, pieces, parent=step - 1).version
+                assert job.good(job.ranks(cluster, 1, body)) == [step]
+            fb.delete("m", 2)
+            cluster.forebay("meta", "rebuild")
+            job.until(lambda: deleted(fb, "m", 1), "it is deleted behind the rebuild")
+            with fb.open("m", 3) as version:
+                assert all(version.read(name) == data for name, data in items.items())
+        assert "clean" in cluster.forebay("verify", "m@3")
+
+
+def deleted(fb, bundle, number):
+    try:
+        fb.delete(bundle, number)
+    except forebay.Error as error:
+        assert error.name in ("EAGAIN", "EBUSY"), error
+        return False
+    return True
+
+
 def refused(cluster, node):
     """The words with which a client is refused."""
     try:

@@ -25,13 +25,18 @@ static struct row_version row_of_root(const struct record_head *head, const stru
 	};
 }
 
-/* The root is there and has no row yet. */
-static int add_version(struct change *change, const struct place *place, const struct root_object *object)
+/*
+ * The root is there and has no row yet. In a rebuild nobody knows any more who was its child, nor whose child that was: what lies between
+ * a version and one whose packs it names may be deleted, or damaged. So whoever is there then may be named by others.
+ */
+static int add_version(struct bundles *bundles, struct change *change, const struct place *place,
+		       const struct root_object *object)
 {
 	const uint64_t number = object->head.number;
 	const struct row_key key = version_row_key(place, number);
-	const struct row_version row = row_of_root(&object->head, &object->root);
+	struct row_version row = row_of_root(&object->head, &object->root);
 
+	row.shared = bundles->half_rebuilt;
 	change->row.n_versions++;
 	if (number > change->row.latest)
 		change->row.latest = number;
@@ -132,7 +137,7 @@ static int try_index(struct bundles *bundles, const struct place *place, uint64_
 		change.row.last = number;
 	r = settled ? 0 : object_settle(bundles, key, view_buf(&object.bytes), deadline_ns, e);
 	if (!r && published && !known)
-		r = add_version(&change, place, &object);
+		r = add_version(bundles, &change, place, &object);
 	if (!r && published && !known)
 		r = mark_parent(bundles, &change, place, object.root.parent, deadline_ns, e);
 	if (!r && !published && known)

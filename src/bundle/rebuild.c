@@ -56,7 +56,6 @@ struct rebuild {
 	struct moves *labels;
 	size_t n_labels;
 	uint64_t floor, rule; /* the highest k; 0: none */
-	uint64_t unread;      /* the highest number whose root is damaged; 0: none */
 
 	/* the number, in it; 0: none */
 	uint64_t number;
@@ -199,8 +198,6 @@ static int finish_number(struct rebuild *r)
 		failed = index_version(r->bundles, &r->place, r->number, false, &state, r->deadline_ns, &why);
 	if (!failed && state == ROOT_PUBLISHED)
 		r->counts.versions++;
-	if (failed == -ERR_EDAMAGED)
-		r->unread = r->number;
 	r->number = 0;
 	return pass_over(r, failed, &why);
 }
@@ -293,42 +290,6 @@ static int take_floor_key(struct rebuild *r, struct view digits)
 	return set_floor(r);
 }
 
-static int share_version(void *arg, struct view key, struct view value)
-{
-	struct rebuild *r = arg;
-	_cleanup_(change_fini) struct change change = { 0 };
-	struct row_key row_key = { .len = key.len };
-	struct row_version row;
-	uint64_t number;
-
-	memcpy(row_key.bytes, key.ptr, key.len);
-	view_take(&key, key.len - 20);
-	if (row_version_decode(value, &row) || number_decode(key, 20, &number))
-		return row_damaged(r->e, "a version");
-	if (number > r->unread || row.shared)
-		return 0;
-	row.shared = 1;
-	int failed = change_begin(r->bundles, &r->place, NULL, &change, r->deadline_ns, r->e);
-	if (!failed)
-		failed = change_put_version(&change, &row_key, &row);
-	if (!failed)
-		failed = change_commit(&change, r->deadline_ns, r->e);
-	return failed > 0 ? error_set(r->e, -EAGAIN, "somebody else changes the index") : failed;
-}
-
-/*
- * Nobody knows whose packs a root that cannot be read names: of any version before it, maybe. They are kept, so that the version is whole
- * when its root is put back from a copy.
- */
-static int share_all(struct rebuild *r)
-{
-	const struct row_key prefix = rows_prefix('v', &r->place);
-
-	return r->unread ? rows_each(r->bundles, row_key_view(&prefix), (struct view){ 0 }, share_version, r,
-				     r->deadline_ns, r->e) :
-			   0;
-}
-
 /* *ret_all: none is damaged. */
 static int finish_labels(struct rebuild *r, bool *ret_all)
 {
@@ -369,8 +330,6 @@ static int finish_bundle(struct rebuild *r)
 		return 0;
 	int failed = finish_number(r);
 	if (!failed)
-		failed = share_all(r);
-	if (!failed)
 		failed = finish_labels(r, &all_labels);
 	if (!failed && r->rule)
 		failed = finish_rule(r, all_labels);
@@ -379,7 +338,7 @@ static int finish_bundle(struct rebuild *r)
 		r->counts.bundles += failed >= 0 && row.n_versions > 0;
 	}
 	r->in_bundle = false;
-	r->floor = r->rule = r->unread = 0;
+	r->floor = r->rule = 0;
 	forget_labels(r);
 	return failed < 0 ? failed : 0;
 }
