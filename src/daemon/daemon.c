@@ -19,7 +19,6 @@
 #define JOIN_RETRY_MS	   200
 #define REBUILD_TIMEOUT_MS 3600000
 #define CHECK_TIMEOUT_MS   600000
-#define REQUESTS_MS	   10000
 
 struct daemon {
 	struct env *env;
@@ -252,7 +251,7 @@ unsigned daemon_drain(struct daemon *daemon, uint64_t deadline_ns)
 	return daemon->groups ? groups_drain(daemon->groups, deadline_ns) : 0;
 }
 
-int daemon_stop(struct daemon *daemon)
+int daemon_stop(struct daemon *daemon, unsigned patience_ms)
 {
 	nursery_fini(&daemon->flows);
 	if (daemon->watch)
@@ -271,7 +270,7 @@ int daemon_stop(struct daemon *daemon)
 	while (daemon->n_stores)
 		store_free(daemon->stores[--daemon->n_stores]);
 	return calls_drain(daemon->backend, daemon->meta,
-			   env_in_ms(daemon->env, REQUESTS_MS)); /* requests that nobody waits for */
+			   env_in_ms(daemon->env, patience_ms)); /* requests that nobody waits for */
 }
 
 void daemon_free(struct daemon *daemon)

@@ -46,10 +46,10 @@ int daemon_ready(const struct daemon *daemon, struct error *e);
  */
 unsigned daemon_drain(struct daemon *daemon, uint64_t deadline_ns);
 /*
- * Waits in a fiber: refuses new clients, ends what is under way. -ETIMEDOUT: store or index are still at work on what nobody waits for, and
- * touch the daemon's memory: it is not to be freed, the process just ends.
+ * Waits in a fiber: refuses new clients, ends what is under way. -ETIMEDOUT: after that time store or index are still at work on what nobody
+ * waits for, and touch the daemon's memory: it is not to be freed, the process just ends.
  */
-int daemon_stop(struct daemon *daemon);
+int daemon_stop(struct daemon *daemon, unsigned patience_ms);
 void daemon_free(struct daemon *daemon);		      /* accepts NULL; after daemon_stop() */
 struct groups *daemon_groups(const struct daemon *daemon);    /* NULL: not yet; for tests that look inside */
 const char *daemon_address(const struct daemon *daemon);      /* where peers reach it, with the port that it got */

@@ -33,6 +33,8 @@
 #define HEAP_READY_BYTES (LARGE_BYTES - TOP_PAD_BYTES - (256 << 10))
 #define FIBERS_READY	 64 /* taken at the start */
 
+#define CALLS_MS 10000 /* for store and index, at the end, to answer what nobody waits for any more */
+
 #define KEY_CONFIG   'c'
 #define KEY_REBUILD  1
 #define EXIT_MISUSED 2	  /* a setting or the command line is wrong, as with `forebay` */
@@ -245,7 +247,7 @@ static int live(void *arg)
 		logm(left ? LOG_WARN : LOG_INFO, "daemon.drained", "left=%u", left);
 		run->result = left ? EXIT_LEFT : 0;
 	}
-	if (run->daemon && daemon_stop(run->daemon)) {
+	if (run->daemon && daemon_stop(run->daemon, CALLS_MS)) {
 		logm(LOG_WARN, "daemon.calls-left", "words=\"store or index have not answered: it ends without them\"");
 		_exit(run->result); /* a worker may never come back, and as after SIGKILL the next start finds what it left */
 	}

@@ -80,7 +80,7 @@ static int live(void *arg)
 	assert_true(crowd_until(crowd, all_are_ready, READY_MS));
 	int r = crowd->story(crowd);
 	for (unsigned i = crowd->n_nodes; i-- > 0;) {
-		daemon_stop(crowd->nodes[i].daemon);
+		daemon_stop(crowd->nodes[i].daemon, STOP_PATIENCE_MS);
 		daemon_free(crowd->nodes[i].daemon);
 		world_kill(crowd->nodes[i].env, DEATH_PROCESS);
 	}

@@ -149,7 +149,7 @@ static void node_end(struct node *n)
 	nursery_fini(&n->calls);
 	nursery_init(&n->calls, n->h->world->loop);
 	if (n->daemon)
-		daemon_stop(n->daemon);
+		daemon_stop(n->daemon, STOP_PATIENCE_MS);
 	daemon_free(n->daemon);
 	n->daemon = NULL;
 }

@@ -7,6 +7,8 @@
 #include "sim/strike.h"
 #include "sim/world.h"
 
+#define STOP_PATIENCE_MS 60000 /* of daemon_stop(): no simulated call takes longer */
+
 #define NS_PER_US UINT64_C(1000)
 
 struct sim_arena {

@@ -143,7 +143,7 @@ static int daemon_begin(struct kth *kth, unsigned i, struct error *e)
 static void node_stop(struct kth_node *node)
 {
 	if (node->daemon)
-		daemon_stop(node->daemon);
+		daemon_stop(node->daemon, STOP_PATIENCE_MS);
 	daemon_free(node->daemon);
 	node->daemon = NULL;
 	world_kill(node->env, DEATH_PROCESS);

@@ -158,7 +158,7 @@ static void node_end(struct scene_node *n)
 {
 	n->up = false;
 	if (n->daemon)
-		daemon_stop(n->daemon);
+		daemon_stop(n->daemon, STOP_PATIENCE_MS);
 	daemon_free(n->daemon);
 	n->daemon = NULL;
 	world_kill(n->env, DEATH_PROCESS);
