@@ -294,8 +294,7 @@ static void inherit_run(struct cgroup *group, struct cgroup *before)
 	group->incarnation = before->incarnation;
 	group->complete = true;
 	group->forgone = before->forgone;
-	group->steps = before->steps;
-	steps_init(&before->steps);
+	steps_move(&before->steps, &group->steps);
 }
 
 /* The lease is ours: makes the group known here, and its coordinator known to all. @before: the office that ends with it; or NULL. */

@@ -27,6 +27,16 @@ void steps_fini(struct steps *steps)
 	map_fini(&steps->map);
 }
 
+void steps_move(struct steps *from, struct steps *to)
+{
+	struct list *node;
+
+	to->map = from->map;
+	map_init(&from->map);
+	while ((node = list_pop(&from->order)))
+		list_append(&to->order, node);
+}
+
 static int step_key(struct buf *out, struct view bundle, uint64_t step)
 {
 	uint8_t le[9] = { 0 };

@@ -25,6 +25,7 @@ struct steps {
 
 void steps_init(struct steps *steps);
 void steps_fini(struct steps *steps);
+void steps_move(struct steps *from, struct steps *to); /* @to has none; then @from has none */
 /* 0; the code and the words of a step that failed; -ERR_ESTEP, of one that is claimed; -ENOMEM. */
 int steps_check(const struct steps *steps, struct view bundle, uint64_t step, struct error *e);
 /* As steps_check(), and the step is claimed. */

@@ -69,6 +69,22 @@ static void a_long_run_forgets_its_oldest_steps_alone(void **state)
 	steps_fini(&steps);
 }
 
+static void steps_that_have_moved_are_known_there_alone(void **state)
+{
+	struct steps from, to;
+
+	steps_init(&from);
+	steps_init(&to);
+	for (uint64_t step = 1; step <= 3; step++)
+		assert_int_equal(steps_claim(&from, bundle, step, NULL), 0);
+	steps_move(&from, &to);
+	assert_int_equal(steps_check(&from, bundle, 2, NULL), 0);
+	assert_int_equal(steps_check(&to, bundle, 2, NULL), -ERR_ESTEP);
+	steps_forget(&to, bundle, 1);
+	steps_fini(&from);
+	steps_fini(&to);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -76,6 +92,7 @@ int main(void)
 		cmocka_unit_test(who_comes_late_to_a_failed_step_is_told_the_first_reason),
 		cmocka_unit_test(a_step_that_is_forgotten_may_be_claimed_again),
 		cmocka_unit_test(a_long_run_forgets_its_oldest_steps_alone),
+		cmocka_unit_test(steps_that_have_moved_are_known_there_alone),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
