@@ -10,8 +10,8 @@
 #include "base/check.h"
 #include "bundle/inside.h"
 
-int object_open(struct bundles *bundles, const char *key, size_t max, struct buf *bytes, struct record_head *ret_head,
-		struct view *ret_body, uint64_t deadline_ns, struct error *e)
+static int object_open_once(struct bundles *bundles, const char *key, size_t max, struct buf *bytes,
+			    struct record_head *ret_head, struct view *ret_body, uint64_t deadline_ns, struct error *e)
 {
 	bytes->len = 0;
 	int r = backend_read(bundles->backend, key, max, bytes, deadline_ns, e);
@@ -23,6 +23,18 @@ int object_open(struct bundles *bundles, const char *key, size_t max, struct buf
 	if (r)
 		(void)error_prefix(e, "%s", key);
 	return r;
+}
+
+/* A bit that flipped on its way from the store is no damage: a rebuild would leave a durable version out of the index for it. */
+int object_open(struct bundles *bundles, const char *key, size_t max, struct buf *bytes, struct record_head *ret_head,
+		struct view *ret_body, uint64_t deadline_ns, struct error *e)
+{
+	struct error once = { 0 };
+	int r = object_open_once(bundles, key, max, bytes, ret_head, ret_body, deadline_ns, &once);
+
+	if (r == -ERR_EDAMAGED)
+		return object_open_once(bundles, key, max, bytes, ret_head, ret_body, deadline_ns, e);
+	return r ? error_set(e, r, "%s", once.text) : 0;
 }
 
 int object_put(struct bundles *bundles, const char *key, const struct record_head *head, struct view body,
