@@ -778,6 +778,21 @@ static bool is_overtaken(const struct csave *save, int result)
 	return result == -ERR_ESTALEEPOCH && save_state_is_captured(save->state);
 }
 
+/*
+ * Its slot was burned, or a call was of the generation before. If this coordinator has the group's lease all the same it was no successor,
+ * but a rebuild of the index: nobody goes on with the save, and all must be told.
+ */
+static int save_confirm_overtaken(struct csave *save)
+{
+	struct error words = { 0 };
+
+	if (save->failed ||
+	    coordinator_confirm(save->group, env_in_ms(save->group->groups->env, DRAIN_TIMEOUT_MS), &words))
+		return -ERR_ESTALEEPOCH;
+	return error_set(&save->error, -EAGAIN, "the index was made again while the save was under way: %.200s",
+			 save->error.text);
+}
+
 /* Says how it ended, to everybody who still waits; gives the slot back if nothing was published. */
 static void save_settle(struct csave *save, int result)
 {
@@ -792,6 +807,8 @@ static void save_settle(struct csave *save, int result)
 		result = save_give_slot_back(save, result);
 	if (result == -ERR_ESUPERSEDED)
 		result = save_confirm_drop(save);
+	if (is_overtaken(save, result))
+		result = save_confirm_overtaken(save);
 	bool overtaken = is_overtaken(save, result);
 	if (result == -ERR_EUNINDEXED) {
 		end_durable(save);

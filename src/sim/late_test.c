@@ -362,6 +362,93 @@ static void a_successor_asks_each_node_that_keeps_what_it_needs(void **state)
 	crowd_play(1, 4, 32 * MIB, keepers_story);
 }
 
+/* ---- a rebuild beside a save ---- */
+
+static struct crowd *rebuilding;
+static struct nursery rebuild_flow;
+#define REBUILD_MS 30000
+
+static int run_rebuild(void *arg)
+{
+	struct env *env = world_env_new(rebuilding->world, "asker");
+	struct buf body = { 0 };
+	struct client c;
+
+	assert_int_equal(client_begin(&c, &rebuilding->history, env, rebuilding->nodes[0].socket), 0);
+	assert_int_equal(client_call(&c, MSG_REBUILD, &body, 0, REBUILD_MS, NULL), 0);
+	client_end(&c);
+	world_kill(env, DEATH_PROCESS);
+	return 0;
+}
+
+/* The node stands still until the rebuild has burned its slot. It has the group's lease, before and after. */
+static void rebuild_at_slot(enum point point)
+{
+	if (point != POINT_SLOT_OPEN)
+		return;
+	point_listen(NULL);
+	sim_env(rebuilding->nodes[1].env)->stopped_until_ns = rebuilding->world->now_ns + 6000 * NS_PER_MS;
+	assert_int_equal(fiber_start(&rebuild_flow, "rebuild", run_rebuild, NULL), 0);
+}
+
+static int save_beside(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	struct error ends[CORE_STAGES];
+	uint64_t begin_ns = rank->crowd->world->now_ns;
+
+	point_listen(rebuild_at_slot);
+	int r = crowd_save(rank, "beside", 1, NULL, &item, 1, ends);
+	assert_int_equal(r, -EAGAIN);
+	assert_int_equal(ends[CORE_CAPTURED].code, 0);
+	assert_non_null(strstr(ends[CORE_DURABLE].text, "the index was made again"));
+	assert_true(rank->crowd->world->now_ns - begin_ns < 10000 * NS_PER_MS);
+	return crowd_save(rank, "beside", 2, NULL, &item, 1, NULL);
+}
+
+static int beside_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "beside", "0", 1, .first_node = 1, .live = save_beside };
+
+	rebuilding = crowd;
+	nursery_init(&rebuild_flow, crowd->world->loop);
+	crowd_work(crowd, &job);
+	nursery_fini(&rebuild_flow);
+	return 0;
+}
+
+static void ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save(void **state)
+{
+	crowd_play(1, 2, 32 * MIB, beside_story);
+}
+
+/* ---- a bit that flips on its way ---- */
+
+static int rebuild_alone(struct crowd_rank *rank)
+{
+	struct buf body = { 0 };
+	int r = keep_in_memory(rank);
+
+	assert_int_equal(r, 0);
+	world_inject(rank->crowd->world, FAULT_READ_FLIP, "/root");
+	return client_call(&rank->client, MSG_REBUILD, &body, 0, REBUILD_MS, NULL);
+}
+
+static int flip_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "source", "0", 1, .live = rebuild_alone };
+	const uint64_t before = crowd->world->faults.injected[FAULT_READ_FLIP];
+
+	crowd_work(crowd, &job);
+	assert_true(crowd->world->faults.injected[FAULT_READ_FLIP] > before);
+	return 0;
+}
+
+static void a_root_that_is_read_wrong_once_is_not_left_out_of_a_rebuilt_index(void **state)
+{
+	crowd_play(1, 1, 32 * MIB, flip_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -370,6 +457,8 @@ int main(void)
 		cmocka_unit_test(a_replica_that_diverged_is_not_held_for_what_was_saved),
 		cmocka_unit_test(a_successor_has_copies_made_on_nodes_that_had_no_part_in_the_save),
 		cmocka_unit_test(a_successor_asks_each_node_that_keeps_what_it_needs),
+		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save),
+		cmocka_unit_test(a_root_that_is_read_wrong_once_is_not_left_out_of_a_rebuilt_index),
 	};
 	fill_bytes();
 	return cmocka_run_group_tests(tests, NULL, NULL);
