@@ -129,6 +129,8 @@ int client_begin(struct client *c, struct history *h, struct env *env, const cha
 	struct core_future greeted;
 
 	*c = (struct client){ .h = h, .env = env };
+	for (unsigned i = 0; i < h->n_nodes; i++)
+		c->node = strcmp(h->nodes[i].socket, address) == 0 ? i : c->node;
 	waitplace_init(&c->place);
 	nursery_init(&c->nursery, env->loop);
 	int r = env->ops->connect(env, address, &ready, &c->stream);
@@ -342,7 +344,7 @@ int client_read(struct client *c, unsigned bundle, const char *spec)
 	r = check_items(c, open.handle, a);
 	if (!r)
 		r = client_load(c, NULL, open.handle, a, 0, 0);
-	if (r == -ERR_EDELETED && c->h->calm)
+	if (r == -ERR_EDELETED && (c->h->calm || c->h->gentle))
 		history_fail(c->h, "version %" PRIu64 " of %s was deleted while it was open", open.number,
 			     bundle_names[bundle]);
 	client_close(c, open.handle);

@@ -14,20 +14,23 @@
 #include "daemon/daemon.h"
 #include "sim/inside.h"
 
-#define HISTORY_NS     (7200 * NS_PER_S) /* a history that takes longer does not end */
-#define POOL_ENOUGH    (64u << 20)	 /* where all must succeed */
-#define READY_MS       90000		 /* for a healed cluster to be whole again */
-#define VERIFY_MS      60000
-#define AWAY_MS	       8000  /* of a dead node, at most */
-#define TROUBLE_MS     1500  /* between two troubles, at most */
-#define SLOW_RATE      60000 /* bytes per s to the store */
-#define SLOW_ROOTS     10
-#define KILL_ONCE_IN   100 /* while ranks capture */
-#define ERRAND_ONCE_IN 2
-#define CALL_ONCE_IN   20
-#define STORE	       "/store"
-#define KEYS_MAX       10000
-#define PACK_HEAD      4096
+#define HISTORY_NS	 (7200 * NS_PER_S) /* a history that takes longer does not end */
+#define POOL_ENOUGH	 (64u << 20)	   /* where all must succeed */
+#define READY_MS	 90000		   /* for a healed cluster to be whole again */
+#define VERIFY_MS	 60000
+#define AWAY_MS		 8000  /* of a dead node, at most */
+#define TROUBLE_MS	 1500  /* between two troubles, at most */
+#define SLOW_RATE	 60000 /* bytes per s to the store */
+#define SLOW_ROOTS	 10
+#define KILL_ONCE_IN	 100 /* while ranks capture */
+#define ERRAND_ONCE_IN	 2
+#define CALL_ONCE_IN	 20
+#define STORE		 "/store"
+#define KEYS_MAX	 10000
+#define REBUILDS_ONCE_IN 4
+#define GENTLE_ONCE_IN	 3 /* of those that would be calm */
+#define REFUSED_ONCE_IN	 8
+#define PACK_HEAD	 4096
 
 const char *const bundle_names[BUNDLES] = { "job/a", "model" };
 const char *const label_names[LABELS] = { "prod", "best" };
@@ -174,6 +177,10 @@ static int node_live(void *arg)
 	while (!r) {
 		n->env = n->env ? world_revive(n->env) : world_env_new(h->world, n->name);
 		sim_env(n->env)->file_rate = h->healed ? 0 : n->file_rate;
+		if (n->number == 0 && h->half_rebuilt) {
+			n->rebuild = true;
+			h->half_rebuilt = h->rebuilds_asked > 0;
+		}
 		node_start(n);
 		while (!n->up && !r && !sim_env(n->env)->dead) {
 			node_end(n);
@@ -188,7 +195,7 @@ static int node_live(void *arg)
 		n->rebuild &= !n->daemon || daemon_ready(n->daemon, NULL) != 0;
 		node_end(n);
 		world_kill(n->env, DEATH_PROCESS);
-		if (!r && n->number == 0 && !h->one_loss && world_random(h->world, 8) == 0) {
+		if (!r && n->number == 0 && !h->one_loss && world_random(h->world, h->rebuilds ? 3 : 8) == 0) {
 			lose_engine(h);
 			/* whoever calls for a rebuild is slower than an attribute cache: what NFS hides it would miss */
 			r = fiber_sleep_until(env_in_ms(n->env, BACKEND_NAME_LATE_MS));
@@ -215,6 +222,11 @@ static void kill_node(struct node *n, enum deed deed)
 		if (machine && person->node == n->number)
 			kill_person(person);
 	}
+}
+
+void history_kill_node(struct history *h, unsigned node)
+{
+	kill_node(&h->nodes[node], DEED_NODE_KILLED);
 }
 
 /* Everywhere at once: a store that forgets while its writers go on as if nothing had happened would be none. */
@@ -270,10 +282,15 @@ static void on_point(enum point point)
 		return;
 	h->coverage->points[point]++;
 	world_tell(h->world, NULL, "point %s", point_name(point));
+	if (point == POINT_DELETE_MARKED)
+		rebuild_at_mark(h);
+	if (point == POINT_ROOT_DURABLE && h->rebuilds && !h->gentle && !h->healed &&
+	    world_random(h->world, REFUSED_ONCE_IN) == 0)
+		world_inject(h->world, FAULT_WRITE_EIO, "meta engine");
 	if (!h->healed &&
 	    (point == POINT_PARENT_SHARED || (point == POINT_SLOT_OPEN && world_random(h->world, ERRAND_ONCE_IN) == 0)))
 		CHECK(!fiber_start(&h->errands, "errand", parent_errand, h));
-	if (h->calm || h->healed || point != h->point || !h->point_count || --h->point_count)
+	if (h->calm || h->gentle || h->healed || point != h->point || !h->point_count || --h->point_count)
 		return;
 	if (h->one_loss) {
 		lose_one(h);
@@ -295,7 +312,7 @@ static void on_move(enum save_state from, enum save_state to)
 	if (!h)
 		return;
 	h->coverage->moves[from][to]++;
-	struct person *person = to == SAVE_CAPTURING && !h->calm && !h->one_loss && !h->healed &&
+	struct person *person = to == SAVE_CAPTURING && !h->calm && !h->gentle && !h->one_loss && !h->healed &&
 						world_random(h->world, KILL_ONCE_IN) == 0 ?
 					some_person(h) :
 					NULL;
@@ -495,14 +512,27 @@ static int judge_bundle(struct client *c, unsigned bundle, struct buf *text)
 	return r;
 }
 
+/* Each label leads where it was set last; where that is not known, to one of those to which it may have been. */
+static int judge_labels(struct client *c, unsigned bundle)
+{
+	int r = 0;
+
+	for (unsigned label = 0; !r && label < LABELS; label++)
+		r = operator_open_label(c, bundle, label);
+	return r;
+}
+
 static int judge(struct history *h, unsigned node, struct buf *text)
 {
 	struct person *person = person_born(h, node);
 	struct client c;
 	int r = client_begin(&c, h, person->env, h->nodes[node].socket);
 
-	for (unsigned bundle = 0; bundle < BUNDLES && !r; bundle++)
+	for (unsigned bundle = 0; bundle < BUNDLES && !r; bundle++) {
 		r = judge_bundle(&c, bundle, text);
+		if (!r)
+			r = judge_labels(&c, bundle);
+	}
 	client_end(&c);
 	person_gone(person);
 	if (r)
@@ -766,6 +796,8 @@ static int judge_all(struct history *h)
 	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
 	int r = restart(h, world_random(h->world, 2));
 
+	if (!r && h->rebuilds && !h->model_store)
+		r = rebuild_beside_damage(h);
 	if (!r && world_random(h->world, 4) == 0)
 		rot_pack(h);
 	for (unsigned i = 0; i < h->n_nodes && !r; i++) {
@@ -827,21 +859,27 @@ static int run_jobs(struct history *h)
 static int live(void *arg)
 {
 	struct history *h = arg;
-	struct nursery troubles;
+	struct nursery troubles, rebuilds;
 	int r = 0;
 
 	nursery_init(&h->flows, h->world->loop);
 	nursery_init(&h->errands, h->world->loop);
 	nursery_init(&troubles, h->world->loop);
+	nursery_init(&rebuilds, h->world->loop);
 	start_nodes(h);
-	if (h->calm || h->one_loss || world_random(h->world, 4))
+	if (h->calm || h->gentle || h->one_loss || world_random(h->world, 4))
 		r = wait_ready(h);
-	if (!h->calm && !h->one_loss)
+	if (!h->calm && !h->gentle && !h->one_loss)
 		CHECK(!fiber_start(&troubles, "trouble", make_trouble, h));
 	if (!r)
 		CHECK(!fiber_start(&troubles, "operator", operator_run, h));
+	if (h->rebuilds)
+		CHECK(!fiber_start(&rebuilds, "rebuilder", rebuilder_run, h));
 	if (!r)
 		r = run_jobs(h);
+	if (!r)
+		r = nursery_wait(&rebuilds, FOREVER);
+	nursery_fini(&rebuilds);
 	nursery_fini(&troubles);
 	nursery_fini(&h->errands);
 	heal(h);
@@ -849,6 +887,16 @@ static int live(void *arg)
 		r = judge_all(h);
 	nursery_fini(&h->flows);
 	return r;
+}
+
+/* Of its own dice: so histories without rebuilds are as they were. */
+static void draw_rebuilds(struct history *h)
+{
+	const uint64_t n = h->world->seed * UINT64_C(0x9e3779b97f4a7c15) >> 40;
+
+	h->rebuilds = !h->one_loss && n % (h->calm ? GENTLE_ONCE_IN : REBUILDS_ONCE_IN) == 0;
+	h->gentle = h->calm && h->rebuilds;
+	h->calm = h->calm && !h->rebuilds;
 }
 
 static void draw_history(struct history *h)
@@ -897,6 +945,7 @@ static void draw_history(struct history *h)
 	h->point_count = 1 + (unsigned)world_random(w, 3);
 	for (int i = 0; i < SLOW_ROOTS && h->tight; i++)
 		world_inject(w, FAULT_SLOW, "/v/0"); /* the end of a save takes long: others want its room */
+	draw_rebuilds(h);
 	if (h->calm)
 		history_deed(h, DEED_HISTORY_CALM);
 }

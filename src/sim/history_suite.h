@@ -4,6 +4,7 @@
  *	truth_suite.c		what was offered and promised, and the checks of whatever a client sees against it
  *	client_suite.c	a client process: libforebay's core over a simulated unix stream
  *	rank_suite.c	what ranks and the operator do
+ *	rebuild_suite.c	the index made again beside all that
  *	zombie_suite.c	nodes that are taken for dead, and what a coordinator says that was overtaken
  *	history_suite.c	nodes, faults, the healing and the last judgement
  */
@@ -67,7 +68,12 @@
 	X(DOMAIN_SHARED, "nodes shared a failure domain")                      \
 	X(SCRIBBLED, "a rank wrote to what it had captured")                   \
 	X(READER_RESPECTED, "a version was not deleted while it was open")     \
-	X(PARENT_THREATENED, "somebody wanted to delete the parent of a save")
+	X(PARENT_THREATENED, "somebody wanted to delete the parent of a save") \
+	X(REBUILT, "the index was made again while all went on")               \
+	X(REBUILD_CUT, "a node was killed while the index was made again")     \
+	X(READER_OVER_REBUILD, "a version was open over a rebuild, and kept")  \
+	X(MARK_FORGOTTEN, "a rebuild forgot a deletion, and a label was set")  \
+	X(ROOT_PUT_BACK, "a root was damaged at a rebuild, and put back")
 
 enum deed {
 #define X(name, text) DEED_##name,
@@ -129,6 +135,7 @@ struct item {
 
 struct attempt *truth_attempt(struct history *h, unsigned bundle, uint64_t step, uint32_t ranks, uint64_t structure);
 struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t number); /* NULL: not known */
+struct attempt *truth_some(struct history *h, unsigned bundle); /* one that should be there, whole; NULL */
 #define TRUTH_HALF_POOL 32		      /* structure % 64: two such saves do not fit into a small pool at once */
 bool truth_is_large(const struct attempt *a); /* its first item is a replica of which samples see a part */
 /* May it be gone by now: by a deletion that was asked for, or by a rule that was set? */
@@ -158,6 +165,7 @@ struct client {
 	struct env *env;
 	struct core *core;
 	struct stream *stream;
+	unsigned node;		/* whose daemon it is */
 	struct waitplace place; /* woken by whatever happens */
 	struct nursery nursery;
 	struct arena arenas[4];
@@ -193,6 +201,19 @@ int client_collect(struct client *c, uint64_t *ret_unclear);
 int job_run(struct history *h, bool must); /* one run of a job: waits until its ranks are gone */
 int operator_run(void *history);	   /* until cancelled */
 int parent_errand(void *history);	   /* somebody wants to delete the parent of a save that is under way */
+/* What an operator may do, each one call: what is refused by right, and was noted as such, is good. */
+int operator_deed(struct client *c); /* any */
+int operator_delete(struct client *c, struct attempt *a);
+int operator_label(struct client *c, unsigned bundle, unsigned label, uint64_t number);
+int operator_open_label(struct client *c, unsigned bundle, unsigned label);
+
+/* ---- rebuild_suite.c ---- */
+
+int rebuild_ask(struct client *c);	 /* `meta rebuild` */
+int rebuilder_run(void *history);	 /* asks for it now and then, while others do what they do */
+void rebuild_at_mark(struct history *h); /* a deletion is marked: maybe it is held up over a rebuild */
+int rebuild_beside_damage(
+	struct history *h); /* in a healthy world: a root is damaged, its parent deleted, and it is put back */
 
 /* ---- zombie_suite.c ---- */
 
@@ -231,6 +252,8 @@ struct history {
 	struct coverage *coverage;
 	char failure[512]; /* the first */
 	bool calm;	   /* nothing is done to it: all must succeed */
+	bool rebuilds;	   /* somebody asks for rebuilds */
+	bool gentle;	   /* and nothing else is done to it: who reads is respected, what fails does so for them */
 	bool tight;	   /* and pools are small: saves press each other */
 	bool mad;	   /* ranks write to what they have captured */
 	bool fickle;	   /* ranks are slow, and cancel what others capture */
@@ -260,6 +283,11 @@ struct history {
 	bool ruled; /* the operator of this history sets rules */
 	bool scribbled;
 	uint64_t staged_structure;
+	unsigned rebuilds_asked;  /* that are under way */
+	bool half_rebuilt;	  /* maybe: the next start must ask for one */
+	struct attempt *deleting; /* somebody asks for it at this moment */
+	struct attempt *held_up;  /* a deletion of it is marked, and goes on when a rebuild is over */
+	unsigned deleting_node;
 };
 
 extern const char *const bundle_names[BUNDLES], *const label_names[LABELS], *const deed_names[DEEDS],
@@ -268,6 +296,7 @@ extern const char *const bundle_names[BUNDLES], *const label_names[LABELS], *con
 void history_fail(struct history *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void history_deed(struct history *h, enum deed deed);
 void history_lose_power(struct history *h);
+void history_kill_node(struct history *h, unsigned node);
 int history_sleep(struct history *h, uint64_t most_ms); /* a random time */
 struct person *person_born(struct history *h, unsigned node);
 void person_gone(struct person *person); /* waits, shielded */

@@ -155,7 +155,7 @@ static void check_outlived(struct saving *s, int r)
 /* The machines lose power in the moment in which somebody was told durable. */
 static void cut_power(struct history *h)
 {
-	if (!h->calm && !h->one_loss && !h->healed && world_random(h->world, POWER_ONCE_IN) == 0)
+	if (!h->calm && !h->gentle && !h->one_loss && !h->healed && world_random(h->world, POWER_ONCE_IN) == 0)
 		history_lose_power(h);
 }
 
@@ -319,21 +319,6 @@ static int begin_save(struct rank *k, struct step *step)
 
 /* ---- the ranks of a job ---- */
 
-static struct attempt *known_version(struct history *h, unsigned bundle)
-{
-	struct attempt *found = NULL;
-	unsigned n = 0;
-
-	for (unsigned i = 0; i < h->n_attempts; i++) {
-		struct attempt *a = h->attempts[i];
-
-		if (a->bundle == bundle && a->version && !a->dying && !a->rotten && !a->tainted &&
-		    world_random(h->world, ++n) == 0)
-			found = a;
-	}
-	return found;
-}
-
 /* What still lies where ranks captured it. */
 static struct attempt *newest_version(struct history *h, unsigned bundle)
 {
@@ -386,7 +371,7 @@ static void draw_step(struct run *job, unsigned i)
 		return;
 	step->drawn = true;
 	if (step->kind == STEP_LOAD) {
-		step->attempt = h->mad ? newest_version(h, job->bundle) : known_version(h, job->bundle);
+		step->attempt = h->mad ? newest_version(h, job->bundle) : truth_some(h, job->bundle);
 		if (step->attempt && job->must)
 			step->attempt->wanted = true;
 		return;
@@ -431,7 +416,7 @@ static int load_step(struct rank *k, const struct attempt *a)
 	if (world_random(k->job->h->world, 3))
 		scribble(k); /* others may want it from this node's memory */
 	r = client_load(&k->client, k->group, open.handle, a, k->number, k->job->n_ranks);
-	if (r == -ERR_EDELETED && k->job->h->calm)
+	if (r == -ERR_EDELETED && (k->job->h->calm || k->job->h->gentle))
 		history_fail(k->job->h, "version %" PRIu64 " of %s was deleted while it was open", open.number,
 			     bundle_names[a->bundle]);
 	return r && a->dying ? 0 : r;
@@ -571,13 +556,12 @@ static bool may_have(const struct history *h, unsigned bundle, unsigned label, u
 	return false;
 }
 
-static int set_label(struct client *c, unsigned bundle, const struct attempt *a)
+int operator_label(struct client *c, unsigned bundle, unsigned label, uint64_t number)
 {
 	struct history *h = c->h;
-	unsigned label = (unsigned)world_random(h->world, LABELS);
+	const struct attempt *a = number ? truth_version(h, bundle, number) : NULL;
 	typeof(h->labels[0][0]) *known = &h->labels[bundle][label];
-	struct msg_label m = { view_str(bundle_names[bundle]), view_str(label_names[label]), UINT64_MAX,
-			       a && world_random(h->world, 6) ? a->version : 0 };
+	struct msg_label m = { view_str(bundle_names[bundle]), view_str(label_names[label]), UINT64_MAX, number };
 	struct buf body = { 0 };
 	bool sure = known->n <= 1;
 
@@ -597,9 +581,16 @@ static int set_label(struct client *c, unsigned bundle, const struct attempt *a)
 	return r == -ENOENT || dying ? 0 : r;
 }
 
-static int open_label(struct client *c, unsigned bundle)
+static int set_label(struct client *c, unsigned bundle, const struct attempt *a)
 {
-	unsigned label = (unsigned)world_random(c->h->world, LABELS);
+	struct history *h = c->h;
+	unsigned label = (unsigned)world_random(h->world, LABELS);
+
+	return operator_label(c, bundle, label, a && world_random(h->world, 6) ? a->version : 0);
+}
+
+int operator_open_label(struct client *c, unsigned bundle, unsigned label)
+{
 	_cleanup_(buf_fini) struct buf answer = { 0 };
 	struct msg_open_reply open;
 	int r = client_open(c, bundle, label_names[label], 0, &answer, &open);
@@ -613,8 +604,9 @@ static int open_label(struct client *c, unsigned bundle)
 	return r == -ENOENT ? 0 : r;
 }
 
-static int delete_one(struct client *c, struct attempt *a)
+int operator_delete(struct client *c, struct attempt *a)
 {
+	struct history *h = c->h;
 	struct msg_delete m = { 0 };
 	struct buf body = { 0 };
 
@@ -623,10 +615,13 @@ static int delete_one(struct client *c, struct attempt *a)
 	m.bundle = view_str(bundle_names[a->bundle]);
 	m.number = a->version;
 	a->dying = true;
+	h->deleting = a;
+	h->deleting_node = c->node;
 	int r = client_call(c, MSG_DELETE, &body, msg_delete_encode(&m, &body), CALL_MS, NULL);
+	h->deleting = NULL;
 	if (!r) {
-		a->gone_ns = c->h->world->now_ns;
-		history_deed(c->h, DEED_VERSION_DELETED);
+		a->gone_ns = h->world->now_ns;
+		history_deed(h, DEED_VERSION_DELETED);
 	}
 	if (r == -EBUSY)
 		a->dying = false;
@@ -651,8 +646,8 @@ static int delete_held(struct client *c, struct attempt *a)
 	if (truth_seen(c, a->bundle, open.number, open.step, open.attributes) != a)
 		return -EPROTO;
 	bool dying = a->dying;
-	r = delete_one(c, a);
-	bool quiet = h->calm || (h->one_loss && h->lost < 0);
+	r = operator_delete(c, a);
+	bool quiet = h->calm || h->gentle || (h->one_loss && h->lost < 0);
 	if (!r && !dying && !a->dying)
 		history_deed(h, DEED_READER_RESPECTED);
 	if (!r && a->gone_ns && quiet)
@@ -690,7 +685,7 @@ int parent_errand(void *arg)
 	int r = client_begin(&c, h, person->env, h->nodes[person->node].socket);
 
 	if (!r)
-		r = delete_one(&c, a);
+		r = operator_delete(&c, a);
 	history_deed(h, DEED_PARENT_THREATENED);
 	client_end(&c);
 	person_gone(person);
@@ -734,11 +729,11 @@ static int set_rule(struct client *c, unsigned bundle)
 	return r == -ENOENT ? 0 : r;
 }
 
-static int operate(struct client *c)
+int operator_deed(struct client *c)
 {
 	struct history *h = c->h;
 	unsigned bundle = (unsigned)world_random(h->world, BUNDLES);
-	struct attempt *a = known_version(h, bundle);
+	struct attempt *a = truth_some(h, bundle);
 	_cleanup_(buf_fini) struct buf text = { 0 };
 	uint64_t unclear;
 	int r = 0;
@@ -753,9 +748,9 @@ static int operate(struct client *c)
 	case 2:
 		return set_label(c, bundle, a);
 	case 3:
-		return open_label(c, bundle);
+		return operator_open_label(c, bundle, (unsigned)world_random(h->world, LABELS));
 	case 4:
-		return world_random(h->world, 2) ? delete_one(c, a) : delete_held(c, a);
+		return world_random(h->world, 2) ? operator_delete(c, a) : delete_held(c, a);
 	case 5:
 		return h->ruled ? set_rule(c, bundle) : read_one(c, a);
 	case 6:
@@ -775,7 +770,7 @@ static int operator_live(void *arg)
 	for (unsigned i = 0; !r && i < 10; i++) {
 		r = history_sleep(h, 2 * PACE_MS);
 		if (!r)
-			r = operate(&c);
+			r = operator_deed(&c);
 		if (r && r != -ECANCELED && h->calm)
 			history_fail(h, "the operator failed although nothing was in its way: %s", error_name(r));
 		if (r != -ECANCELED && !core_check(c.core, NULL))

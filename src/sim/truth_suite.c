@@ -260,6 +260,21 @@ struct attempt *truth_version(struct history *h, unsigned bundle, uint64_t numbe
 	return NULL;
 }
 
+struct attempt *truth_some(struct history *h, unsigned bundle)
+{
+	struct attempt *found = NULL;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < h->n_attempts; i++) {
+		struct attempt *a = h->attempts[i];
+
+		if (a->bundle == bundle && a->version && !a->dying && !a->rotten && !a->tainted &&
+		    world_random(h->world, ++n) == 0)
+			found = a;
+	}
+	return found;
+}
+
 /* A later save of the job that may drop others. */
 static bool may_be_replaced(const struct history *h, const struct attempt *a)
 {
