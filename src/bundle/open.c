@@ -301,7 +301,24 @@ static int resolve(struct bundles *bundles, const struct place *place, struct vi
 /* What the index says of a number, and, of a version, that this node has a lease on it. */
 enum indexed { INDEXED_NOT, INDEXED_LIVE, INDEXED_DYING, INDEXED_FOLDED, INDEXED_UNKNOWN };
 
-static enum indexed look_up(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns)
+struct lease {
+	uint64_t asked_ns, epoch; /* 0: there is none, go on without */
+};
+
+struct found {
+	enum indexed indexed;
+	uint64_t save_id; /* of the row; 0: none */
+	struct lease lease;
+};
+
+/* A version that its row, where there is one, is of. */
+static bool is_of_row(const struct version *version, const struct found *found)
+{
+	return found->indexed != INDEXED_LIVE || version->save_id == found->save_id;
+}
+
+static enum indexed look_up(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t *ret_save_id,
+			    uint64_t deadline_ns)
 {
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
 	struct row_bundle bundle;
@@ -312,12 +329,11 @@ static enum indexed look_up(struct bundles *bundles, const struct place *place, 
 		r = row_read_bundle(bundles, place, &bundle, deadline_ns, NULL);
 		return r < 0 ? INDEXED_UNKNOWN : number < bundle.floor ? INDEXED_FOLDED : INDEXED_NOT;
 	}
-	return r < 0 ? INDEXED_UNKNOWN : row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_DYING;
+	if (r < 0)
+		return INDEXED_UNKNOWN;
+	*ret_save_id = row.save_id;
+	return row.state == ROW_LIVE ? INDEXED_LIVE : INDEXED_DYING;
 }
-
-struct lease {
-	uint64_t asked_ns, epoch; /* 0: there is none, go on without */
-};
 
 /* So that no deletion takes it away under the reader. */
 static void lease(struct bundles *bundles, const struct place *place, uint64_t number, struct lease *ret,
@@ -338,22 +354,21 @@ static void lease(struct bundles *bundles, const struct place *place, uint64_t n
 }
 
 /* Looks a number up, and takes the lease if it is a version's. A deletion that has begun may yet be refused: it is waited for. */
-static enum indexed look_up_leased(struct bundles *bundles, const struct place *place, uint64_t number,
-				   struct lease *ret_lease, uint64_t deadline_ns)
+static void look_up_leased(struct bundles *bundles, const struct place *place, uint64_t number, struct found *found,
+			   uint64_t deadline_ns)
 {
 	uint64_t until_ns = env_in_ms(bundles->env, DYING_WAIT_MS);
-	enum indexed indexed = look_up(bundles, place, number, deadline_ns);
 
-	*ret_lease = (struct lease){ 0 };
+	found->indexed = look_up(bundles, place, number, &found->save_id, deadline_ns);
 	for (int i = 0;; i++) {
-		if (indexed == INDEXED_LIVE) {
-			lease(bundles, place, number, ret_lease, deadline_ns);
-			indexed = look_up(bundles, place, number, deadline_ns);
+		if (found->indexed == INDEXED_LIVE) {
+			lease(bundles, place, number, &found->lease, deadline_ns);
+			found->indexed = look_up(bundles, place, number, &found->save_id, deadline_ns);
 		}
-		if (indexed != INDEXED_DYING || env_now(bundles->env) > until_ns || change_pause(bundles, i))
-			return indexed;
+		if (found->indexed != INDEXED_DYING || env_now(bundles->env) > until_ns || change_pause(bundles, i))
+			return;
 		index_mend(bundles, place, deadline_ns);
-		indexed = look_up(bundles, place, number, deadline_ns);
+		found->indexed = look_up(bundles, place, number, &found->save_id, deadline_ns);
 	}
 }
 
@@ -364,6 +379,18 @@ static int root_missing(const struct place *place, uint64_t number, struct error
 
 	root_key(place, number, key);
 	return error_set(e, -ERR_EDAMAGED, "%s is missing", key);
+}
+
+/* Nor was this: a number is one save's for good. Whose bytes are the ones that were promised is not for us to guess. */
+static int root_of_another(const struct place *place, const struct version *version, uint64_t save_id, struct error *e)
+{
+	char key[KEY_BYTES];
+
+	root_key(place, version->number, key);
+	return error_set(e, -ERR_EDAMAGED,
+			 "%s is of save %016" PRIx64 ", but the index has save %016" PRIx64
+			 " under that number: another store's object, or an older copy, lies in its place",
+			 key, version->save_id, save_id);
 }
 
 /* ---- without an index ---- */
@@ -466,15 +493,20 @@ static int check_root(struct bundles *bundles, const struct place *place, uint64
 }
 
 /* Out of the cache, or from the store. */
-static int open_number(struct bundles *bundles, const struct place *place, uint64_t number, enum indexed indexed,
+static int open_number(struct bundles *bundles, const struct place *place, uint64_t number, const struct found *found,
 		       struct version **ret, uint64_t deadline_ns, struct error *e)
 {
+	const enum indexed indexed = found->indexed;
 	struct version *version = NULL;
 	bool known = indexed == INDEXED_LIVE || indexed == INDEXED_UNKNOWN;
 	int r = 0;
 
 	if (known)
 		version = cache_find(bundles, place, number);
+	if (version && !is_of_row(version, found)) {
+		version_put(TAKE(version));
+		cache_drop(bundles, place, number);
+	}
 	if (version && indexed == INDEXED_UNKNOWN && !is_held(bundles, version))
 		r = check_root(bundles, place, number, deadline_ns, e);
 	if (r) {
@@ -485,6 +517,10 @@ static int open_number(struct bundles *bundles, const struct place *place, uint6
 		r = open_root(bundles, place, number, known, indexed == INDEXED_LIVE, &version, deadline_ns, e);
 		if (r == -ENOENT && indexed == INDEXED_LIVE)
 			r = root_missing(place, number, e);
+		if (!r && !is_of_row(version, found)) {
+			r = root_of_another(place, version, found->save_id, e);
+			version_put(version);
+		}
 		if (r == -ERR_EDAMAGED)
 			(void)error_prefix(e, "%.*s version %" PRIu64, (int)place->bundle.len,
 					   (const char *)place->bundle.ptr, number);
@@ -505,27 +541,26 @@ static int open_number(struct bundles *bundles, const struct place *place, uint6
 static int open_leased(struct bundles *bundles, const struct place *place, uint64_t number, struct version **ret,
 		       uint64_t index_ns, uint64_t deadline_ns, struct error *e)
 {
-	enum indexed indexed = INDEXED_UNKNOWN;
+	struct found found = { .indexed = INDEXED_UNKNOWN };
 	struct opening opening;
-	struct lease leased = { 0 };
 
 	opening_begin(bundles, place, number, &opening);
 	if (index_ns)
-		indexed = look_up_leased(bundles, place, number, &leased, index_ns);
-	int r = indexed == INDEXED_FOLDED || indexed == INDEXED_DYING ?
+		look_up_leased(bundles, place, number, &found, index_ns);
+	int r = found.indexed == INDEXED_FOLDED || found.indexed == INDEXED_DYING ?
 			was_deleted(place, number, e) :
-			open_number(bundles, place, number, indexed, ret, deadline_ns, e);
+			open_number(bundles, place, number, &found, ret, deadline_ns, e);
 	opening_end(&opening);
 	if (r) {
-		if (leased.asked_ns && !cached(bundles, place, number) && !is_opening(bundles, place, number))
-			reader_end(bundles, place, number, leased.epoch, env_in_ms(bundles->env, SETTLE_MS));
+		if (found.lease.asked_ns && !cached(bundles, place, number) && !is_opening(bundles, place, number))
+			reader_end(bundles, place, number, found.lease.epoch, env_in_ms(bundles->env, SETTLE_MS));
 		return r;
 	}
-	(*ret)->unindexed = indexed == INDEXED_UNKNOWN;
-	if (leased.asked_ns > (*ret)->leased_ns)
-		(*ret)->leased_ns = leased.asked_ns;
-	if (leased.epoch > (*ret)->lease)
-		(*ret)->lease = leased.epoch;
+	(*ret)->unindexed = found.indexed == INDEXED_UNKNOWN;
+	if (found.lease.asked_ns > (*ret)->leased_ns)
+		(*ret)->leased_ns = found.lease.asked_ns;
+	if (found.lease.epoch > (*ret)->lease)
+		(*ret)->lease = found.lease.epoch;
 	wake_all(&bundles->stirred);
 	return 0;
 }
