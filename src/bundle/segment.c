@@ -276,15 +276,18 @@ int version_set_root(struct version *version, const struct place *place, const s
 	return r == 1 ? 0 : DAMAGED(e, "its list of packs makes no sense");
 }
 
-static int add_pieces(struct version *version, struct list_view list, uint32_t *ret_n, struct error *e)
+static int add_pieces(struct version *version, struct list_view list, struct version_item *item, struct error *e)
 {
 	struct rec_piece rec;
+	uint64_t bytes;
 	int r;
 
-	*ret_n = list.count;
+	item->n_pieces = list.count;
 	while ((r = rec_piece_next(&list, &rec)) == 0) {
 		if (grow(&version->pieces, version->n_pieces, sizeof(*version->pieces)))
 			return no_memory(e);
+		if (!box_bytes(&rec.box, item->element_bits, &bytes)) /* else version_check() refuses it */
+			item->saved_bytes += bytes;
 		version->pieces[version->n_pieces++] = (struct version_piece){ .box = rec.box,
 									       .first_block = rec.first_block,
 									       .n_blocks = rec.n_blocks };
@@ -310,7 +313,7 @@ static int add_item(struct version *version, const struct rec_item *rec, struct 
 	    buf_append(&version->names, rec->name.ptr, rec->name.len) ||
 	    buf_append(&version->names, rec->dtype.ptr, rec->dtype.len))
 		return no_memory(e);
-	int r = add_pieces(version, rec->pieces, &item.n_pieces, e);
+	int r = add_pieces(version, rec->pieces, &item, e);
 	if (!r)
 		version->items[version->n_items++] = item;
 	return r;

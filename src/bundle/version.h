@@ -24,8 +24,8 @@ struct version_piece {
 struct version_item {
 	struct view name, dtype; /* into names */
 	uint32_t element_bits;
-	struct box whole; /* start 0, count = shape */
-	uint64_t bytes;
+	struct box whole;	     /* start 0, count = shape */
+	uint64_t bytes, saved_bytes; /* of the whole; of its pieces: what no rank offered is the difference */
 	uint32_t first_piece, n_pieces;
 };
 

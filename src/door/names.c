@@ -116,17 +116,6 @@ void names_fini(struct session *session)
 	}
 }
 
-/* Pieces never overlap, so what they leave of the item is what no rank offered. */
-static uint64_t unsaved_bytes(const struct version *version, const struct version_item *item)
-{
-	uint64_t left = item->bytes, bytes;
-
-	for (uint32_t i = 0; i < item->n_pieces; i++)
-		if (!box_bytes(&version->pieces[item->first_piece + i].box, item->element_bits, &bytes))
-			left -= bytes < left ? bytes : left;
-	return left;
-}
-
 static int item_append(struct list_buf *list, const struct version *version, const struct version_item *item)
 {
 	const struct elem_item_info elem = {
@@ -136,7 +125,7 @@ static int item_append(struct list_buf *list, const struct version *version, con
 		.whole = item->whole,
 		.bytes = item->bytes,
 		.n_pieces = item->n_pieces,
-		.unsaved_bytes = unsaved_bytes(version, item),
+		.unsaved_bytes = item->bytes > item->saved_bytes ? item->bytes - item->saved_bytes : 0,
 	};
 
 	return elem_item_info_append(list, &elem);

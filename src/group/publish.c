@@ -56,6 +56,7 @@ int publish_fill_items(const struct recipe *recipe, struct version *version)
 									   .first_block = begin,
 									   .n_blocks = (uint32_t)(block - begin) };
 			item->n_pieces++;
+			item->saved_bytes += catalog->uniques[u].bytes;
 		}
 	}
 	version->n_items = catalog->n_items;
