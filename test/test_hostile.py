@@ -497,6 +497,34 @@ def test_a_client_that_never_reads(scene):
     scene.expect("a client that never reads", "clients_refused_deaf", before)
 
 
+def test_a_client_that_wants_many_boxes_of_many_pieces(scene):
+    """35,000 boxes of an item with 20,000 pieces: each compared with each held the daemon up for 14 s."""
+    pieces, boxes, width, name = 20_000, 35_000, 8, job.unique()
+    data = os.urandom(width)
+    parts = [("x", data, {"shape": (width * pieces,), "start": (width * n,)}) for n in range(pieces)]
+    job.save(scene.group, name, 1, parts)
+    with Raw(scene.client) as raw:
+        failed, opened = raw.hello().ask(OPEN, text(name) + text("latest"), 2)
+        assert not failed, opened
+        want = text("x") + box((width * pieces - 1, 1))
+        wants = u32(boxes) + u32(boxes * (4 + len(want))) + (u32(len(want)) + want) * boxes
+
+        def load(number, request):
+            body = u64(number) + u64(0) + opened[:8] + wants
+            cut = [body[at : at + MIB] for at in range(0, len(body), MIB)]
+            return b"".join(frame(LOAD, part, MORE if part is not cut[-1] else 0, request) for part in cut)
+
+        raw.send(load(1, 3))
+        scene.check("35,000 boxes wanted of 20,000 pieces, meanwhile")
+        assert raw.answer(LOAD, 3) == (False, b"")
+        assert scene.took_ms["35,000 boxes wanted of 20,000 pieces, meanwhile"] < 5000
+        raw.send(load(2, 4), frame(CANCEL, u64(0) + u64(2), 0, 5), load(2, 6), load(3, 7))
+        assert raw.answer(CANCEL, 5) == (False, b"")  # of a load that a worker still looks at
+        assert raw.answer(LOAD, 7) == (False, b"")
+        raw.send(load(4, 8))
+    scene.check("35,000 boxes wanted of 20,000 pieces")
+
+
 # ---- peers ----------------------------------------------------------------------------------------------------------------
 
 

@@ -143,6 +143,22 @@ def test_items_in_a_version(tmp_path, ranks):
             assert times[more][name] < 25 * max(times[less][name], 0.5), f"{name}: {less} to {more} items"
 
 
+def test_many_boxes_of_one_block_come_as_fast_as_they_are_taken(cluster):
+    """What tells of them has more bytes than may wait to be read (64 MiB): the daemon waits for the client's answers."""
+    boxes, shape = 420_000, (1,) * (DIMENSIONS - 1) + (4,)
+    with cluster.connect() as fb, fb.join("boxes", run="1", rank=0, size=1) as group:
+        for name, data in (("filled", b"abcd"), ("hole", bytes(4))):
+            with group.save(name, step=1) as saving:
+                saving.add("x", memoryview(data).cast("B", shape))
+            saving.durable.wait(LONG_LIMIT_S)
+            out = bytearray(b"?" * (4 * boxes))
+            targets = memoryview(out)
+            with fb.open(name, "latest") as version, fb.load(version) as loading:
+                for at in range(0, len(out), 4):
+                    loading.into("x", targets[at : at + 4].cast("B", shape))
+            assert out == data * boxes
+
+
 def test_a_rank_that_offers_and_wants_more_than_fits_into_many_frames(cluster):
     """The longest names and the most dimensions: 1,340 bytes an item. Then all of them are loaded by one rank, and by two."""
     shape = (1,) * (DIMENSIONS - 1) + (4,)

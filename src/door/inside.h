@@ -81,6 +81,7 @@ struct door_load {
 	struct reader *reader;
 	struct nursery nursery; /* its one fiber */
 	uint64_t number, deadline_ns;
+	bool beginning; /* its request still works with it: who takes it out of the table waits */
 };
 
 struct session {
@@ -92,7 +93,7 @@ struct session {
 	int32_t pid;
 	char words[160];	  /* why it ended */
 	struct timer timer;	  /* HELLO; the process's last sign */
-	struct waitplace changed; /* gone; a rank is not used any more */
+	struct waitplace changed; /* gone; a rank is not used any more; a load has begun; the next has its turn */
 	struct nursery nursery;	  /* of requests */
 	unsigned n_requests;
 	unsigned n_joins;     /* among them */
@@ -100,6 +101,7 @@ struct session {
 	uint64_t unread;      /* of answers that wait for room in the queue */
 	struct body_joiner joiner;
 	struct handles ranks, versions, loads; /* struct door_rank, version, door_load */
+	uint64_t turns_given, turn;	       /* of LOAD and FORGO, which count: one after the other, as they came */
 };
 
 struct request {

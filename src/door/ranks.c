@@ -11,6 +11,8 @@
 #include "base/check.h"
 #include "door/inside.h"
 
+#define LOOK_MS 60000 /* what comes for certain is waited for in steps of this */
+
 /* ---- ranks ------------------------------------------------------------------------------------------------------------------ */
 
 int rank_hold(struct session *session, uint64_t handle, struct door_rank **ret, struct error *e)
@@ -102,9 +104,11 @@ static void load_free(struct session *session, struct door_load *load)
 	free(load);
 }
 
-/* Waits, shielded, until the load's fiber has returned. The caller has taken it out of the table. */
+/* Waits, shielded, until the load's request and fiber have returned. The caller has taken it out of the table. */
 static void load_end(struct session *session, struct door_load *load)
 {
+	while (load->beginning)
+		wait_at_shielded(&session->changed, env_in_ms(session->door->env, LOOK_MS));
 	nursery_fini(&load->nursery);
 	load_free(session, load);
 }
@@ -119,10 +123,10 @@ static int load_run(void *arg)
 	return 0;
 }
 
-static int load_start(struct session *session, const struct request *request, const struct msg_load *m,
+/* Checks what the client names, and puts the load into the table. */
+static int load_enter(struct session *session, const struct request *request, const struct msg_load *m,
 		      struct door_load *load, struct error *e)
 {
-	const struct rank_events events = { .push = session_push, .arg = session };
 	struct version *version = handles_get(&session->versions, m->version);
 	int r = 0;
 
@@ -138,15 +142,38 @@ static int load_start(struct session *session, const struct request *request, co
 	load->version = version_get(version);
 	if (m->group)
 		r = rank_hold(session, m->group, &load->rank, e);
-	if (!r)
-		r = handles_put(&session->loads, m->load, load);
-	if (r)
-		return r;
-	/* the last that may fail: once it has joined its group's load, that ends by LOAD_END */
-	r = group_load_new(session->door->options.groups, load->rank ? load->rank->rank : NULL, &events, load->version,
-			   m, &load->reader, e);
-	if (r)
-		handles_remove(&session->loads, m->load);
+	return r ? r : handles_put(&session->loads, m->load, load);
+}
+
+/*
+ * A rank's loads, also those that it forgoes, are counted in the order in which they came, though a large one takes a while to begin.
+ * No wait may lie between the lookups of such a request and turn_wait().
+ */
+static void turn_wait(struct session *session)
+{
+	uint64_t own = session->turns_given++;
+
+	while (session->turn != own)
+		wait_at_shielded(&session->changed, env_in_ms(session->door->env, LOOK_MS));
+}
+
+static void turn_end(struct session *session)
+{
+	session->turn++;
+	wake_all(&session->changed);
+}
+
+/* The last that may fail: once it has joined its group's load, that ends by LOAD_END. */
+static int load_begin(struct session *session, const struct msg_load *m, struct door_load *load, struct error *e)
+{
+	const struct rank_events events = { .push = session_push, .arg = session };
+
+	load->beginning = true;
+	turn_wait(session);
+	int r = group_load_new(session->door->options.groups, load->rank ? load->rank->rank : NULL, &events,
+			       load->version, m, load->deadline_ns, &load->reader, e);
+	load->beginning = false;
+	turn_end(session);
 	return r;
 }
 
@@ -161,8 +188,16 @@ static int on_load(struct session *session, const struct request *request, struc
 		free(load);
 		return request_malformed(request, e);
 	}
-	int r = load_start(session, request, &m, load, e);
+	int r = load_enter(session, request, &m, load, e);
 	if (r) {
+		load_free(session, load);
+		return r;
+	}
+	r = load_begin(session, &m, load, e);
+	if (handles_get(&session->loads, m.load) != load)
+		return r; /* who took it out meanwhile frees it */
+	if (r) {
+		handles_remove(&session->loads, m.load);
 		load_free(session, load);
 		return r;
 	}
@@ -317,8 +352,11 @@ static int forgo_load(struct session *session, const struct request *request, co
 		r = session_lacks(session, "open version", m->version, e);
 	if (!r && !version)
 		r = names_open(session, &open, request->deadline_ns, &version, e);
-	if (!r)
+	if (!r) {
+		turn_wait(session);
 		r = group_forgo_load(held.rank->rank, version, m->words);
+		turn_end(session);
+	}
 	version_put(version);
 	return r;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "plan/meet.h"
 
 /*
  * While building, offers are kept in the order in which they came, each with its box, in chains per item; two open hash tables find
@@ -316,8 +317,12 @@ static int overlap_error(const struct catalog *catalog, const struct catalog_uni
 /*
  * Refuses overlaps among an item's boxes by a sweep along one dimension: sorted by start, each box is compared with those
  * before it that reach beyond its start. The dimension is the one in which the boxes have the most different starts, since a
- * sharding cuts there; then few boxes are open at once. Boxes with equal start and count in every dimension were merged.
+ * sharding cuts there; then few boxes are open at once. Boxes with equal start and count in every dimension were merged. Where more
+ * than a few are open all the time (a fine grid, or somebody who wants to keep this node busy), meet() finds out, which is
+ * slower where few are, and never quadratic.
  */
+#define OPEN_FEW 64 /* comparisons a box */
+
 struct sweep {
 	const struct catalog_unique *unique;
 	uint64_t start, end;
@@ -346,11 +351,42 @@ static size_t distinct_starts(struct sweep *sweep, const struct catalog_unique *
 	return distinct;
 }
 
-static int check_overlaps(const struct catalog *catalog, const struct catalog_item *item, struct sweep *sweep,
+struct pair {
+	uint32_t a, b;
+};
+
+/* Each box meets itself. */
+static int note_pair(void *arg, uint32_t a, uint32_t b)
+{
+	struct pair *pair = arg;
+
+	*pair = (struct pair){ a, b };
+	return a != b ? -ERR_EOVERLAP : 0;
+}
+
+static int check_many(struct catalog *catalog, const struct catalog_item *item, struct error *e)
+{
+	const struct catalog_unique *uniques = &catalog->uniques[item->first_unique];
+	const struct meet_boxes boxes = { &uniques->box, sizeof(*uniques), item->n_uniques };
+	struct pair pair = { 0 };
+	uint64_t left = CATALOG_STEPS_MAX > catalog->steps ? CATALOG_STEPS_MAX - catalog->steps : 0, before = left;
+	int r = meet(&boxes, &boxes, &left, note_pair, &pair);
+
+	catalog->steps += before - left;
+	if (r == MEET_TOO_LONG)
+		return error_set(
+			e, -E2BIG,
+			"item \"%.*s\": its %u boxes lie so that more than %llu steps are needed to compare them",
+			(int)item->name.len, item->name.ptr, item->n_uniques, CATALOG_STEPS_MAX);
+	return r == -ERR_EOVERLAP ? overlap_error(catalog, &uniques[pair.a], &uniques[pair.b], e) : r;
+}
+
+static int check_overlaps(struct catalog *catalog, const struct catalog_item *item, struct sweep *sweep,
 			  struct error *e)
 {
 	const struct catalog_unique *uniques = &catalog->uniques[item->first_unique];
 	size_t n = item->n_uniques, most = 0;
+	uint64_t compared = 0;
 	uint32_t best = 0;
 	struct box common;
 
@@ -369,6 +405,9 @@ static int check_overlaps(const struct catalog *catalog, const struct catalog_it
 		struct sweep current = sweep[i];
 		size_t kept = 0;
 
+		compared += open;
+		if (compared > (uint64_t)OPEN_FEW * n)
+			return check_many(catalog, item, e);
 		for (size_t j = 0; j < open; j++) {
 			if (sweep[j].end <= current.start)
 				continue;
@@ -379,6 +418,7 @@ static int check_overlaps(const struct catalog *catalog, const struct catalog_it
 		sweep[kept++] = current;
 		open = kept;
 	}
+	catalog->steps += compared;
 	return 0;
 }
 

@@ -39,11 +39,13 @@ struct catalog {
 	struct catalog_offer *offers;
 	size_t n_items, n_uniques, n_offers;
 	uint64_t offered_bytes, unique_bytes;
+	uint64_t steps;		     /* that catalog_finish() took to compare boxes */
 	struct catalog_build *build; /* NULL once finished */
 };
 
-#define CATALOG_ITEMS_MAX 1000000  /* in one save */
-#define CATALOG_BOXES_MAX 16777216 /* offers of all ranks together */
+#define CATALOG_ITEMS_MAX 1000000      /* in one save */
+#define CATALOG_BOXES_MAX 16777216     /* offers of all ranks together */
+#define CATALOG_STEPS_MAX (1ull << 32) /* some ten seconds of a worker; a grid of so many boxes takes a half */
 
 int catalog_begin(struct catalog *catalog);
 /* Takes in the list of @rank; ranks come in rising order. The bytes of @items must live as long as the catalog. */

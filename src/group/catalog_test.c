@@ -106,6 +106,54 @@ static void overlapping_boxes_are_refused_naming_both_ranks(void **state)
 	done(&catalog, lists, 3);
 }
 
+/* Each box reaches to the end of all rows but lies in a column of its own: a sweep along the rows has all of them open. */
+static void offer_stairs(struct list_buf *list, size_t n)
+{
+	for (uint64_t i = 0; i < n; i++) {
+		struct elem_item step = { .name = view_str("w"),
+					  .dtype = view_str("uint8"),
+					  .element_bits = 8,
+					  .whole = { 2, { 0 }, { n, n } },
+					  .box = { 2, { i, i }, { n - i, 1 } } };
+
+		offer(list, step);
+	}
+}
+
+static void boxes_that_are_all_open_take_steps_by_their_number(void **state)
+{
+	enum { N = 20000 };
+	struct list_buf lists[1] = { 0 };
+	struct catalog catalog;
+	struct error e = { 0 };
+
+	offer_stairs(&lists[0], N);
+	assert_int_equal(merge(&catalog, lists, 1, &e), 0);
+	print_message("%d boxes: %llu steps\n", N, (unsigned long long)catalog.steps);
+	assert_in_range(catalog.steps, N, 400 * N); /* not N x N */
+	done(&catalog, lists, 1);
+}
+
+static void an_overlap_among_boxes_that_are_all_open_is_refused(void **state)
+{
+	enum { N = 2000 };
+	struct list_buf lists[2] = { 0 };
+	struct catalog catalog;
+	struct error e = { 0 };
+	struct elem_item other = { .name = view_str("w"),
+				   .dtype = view_str("uint8"),
+				   .element_bits = 8,
+				   .whole = { 2, { 0 }, { N, N } },
+				   .box = { 2, { N - 1, 7 }, { 1, 1 } } };
+
+	offer_stairs(&lists[0], N);
+	offer(&lists[1], other);
+	assert_int_equal(merge(&catalog, lists, 2, &e), -ERR_EOVERLAP);
+	assert_non_null(strstr(e.text, "rank 0"));
+	assert_non_null(strstr(e.text, "rank 1"));
+	done(&catalog, lists, 2);
+}
+
 static void a_shape_that_differs_is_refused_naming_both_ranks(void **state)
 {
 	struct list_buf lists[2] = { 0 };
@@ -241,6 +289,8 @@ int main(void)
 		cmocka_unit_test(shards_are_uniques_of_one_item_in_order_of_their_starts),
 		cmocka_unit_test(items_are_sorted_by_name),
 		cmocka_unit_test(overlapping_boxes_are_refused_naming_both_ranks),
+		cmocka_unit_test(boxes_that_are_all_open_take_steps_by_their_number),
+		cmocka_unit_test(an_overlap_among_boxes_that_are_all_open_is_refused),
 		cmocka_unit_test(a_shape_that_differs_is_refused_naming_both_ranks),
 		cmocka_unit_test(a_dtype_that_differs_is_refused),
 		cmocka_unit_test(a_box_outside_of_its_shape_is_refused),

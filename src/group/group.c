@@ -62,6 +62,7 @@ int groups_new(struct env *env, struct cluster *cluster, struct store *const *st
 		env->ops->random(env, &groups->token, sizeof(groups->token));
 	} while (!groups->token);
 	nursery_init(&groups->flows, env->loop);
+	waitplace_init(&groups->listed);
 	map_init(&groups->members);
 	map_init(&groups->coordinated);
 	map_init(&groups->saves);

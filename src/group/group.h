@@ -78,11 +78,13 @@ int group_open_staged(struct rank *rank, struct view bundle, uint64_t deadline_n
 /*
  * A load: @rank NULL is ungrouped (then @events, else the rank's). Pushes BLOCKS as verified blocks come, until all wants are
  * served, then LOAD_END; the client answers each block by its token. Returns when it has ended. Each load is one fiber of the door.
+ *
+ * group_load_new() checks the wants against the version. It waits where there are more than a few: loads of one rank are numbered in the
+ * order in which it returns, so the caller begins one after the other.
  */
 struct reader;
 int group_load_new(struct groups *groups, struct rank *rank, const struct rank_events *events, struct version *version,
-		   const struct msg_load *load, struct reader **ret,
-		   struct error *e); /* checks wants against the version */
+		   const struct msg_load *load, uint64_t deadline_ns, struct reader **ret, struct error *e);
 int group_load_run(struct reader *reader, uint64_t deadline_ns, struct error *e);
 void group_load_refuse(struct reader *reader, int code); /* instead: the client is told that it failed */
 void group_load_release(struct reader *reader, struct list_view tokens);

@@ -69,6 +69,8 @@ struct groups {
 		given_back; /* the highest epoch of a lease that was: a word of that which comes late ends no newer one */
 	struct traces traces;
 	struct patience copying; /* what blocks from peers take */
+	bool listing;		 /* a worker finds what blocks a large load needs */
+	struct waitplace listed;
 };
 
 /* ---- group.c: keys, notes -------------------------------------------------------------------------------------------------- */

@@ -10,17 +10,15 @@
 #include <string.h>
 
 #include "group/load.h"
+#include "group/needs.h"
 
 #define READ_WINDOW_BYTES (64u << 20)
 #define READ_FIBERS	  8
-#define PEER_WAIT_MS	  30000 /* how long a peer may wait for a block that it is itself reading from the store */
-#define WANTS_MAX	  1000000
-#define NEEDS_MAX	  (1u << 22) /* blocks of one load, each counted for each box that needs it: 128 MiB of memory */
-
-struct need { /* some bytes of a block for one want */
-	uint32_t block, want, piece;
-	uint64_t offset; /* of the block in the piece's bytes */
-};
+#define PEER_WAIT_MS	  30000	     /* how long a peer may wait for a block that it is itself reading from the store */
+#define TOLD_MAX	  (1u << 15) /* needs that a client has been told of and not answered yet: 6 MiB of messages */
+#define TOLD_AT_ONCE	  (1u << 12) /* in one message */
+#define TOLD_UNASKED	  256	     /* until an answer is asked for where nothing has to be given back */
+#define TURN_PUSHES	  256	     /* before others have their turn */
 
 struct reader {
 	struct groups *groups;
@@ -29,12 +27,13 @@ struct reader {
 	struct version *version;
 	struct mload *load; /* NULL: ungrouped */
 	uint64_t number;    /* the client's */
-	struct view *names; /* the wants' items, into the version */
-	size_t n_wants;
-	struct need *needs; /* by place in the store, then block */
-	size_t n_needs, next;
-	struct block **pinned; /* by need: the first of a block holds it, until it is released */
+	struct needs needs;
+	size_t next;
+	struct block **pinned; /* by need: the first of a message holds its block, until it is released */
 	size_t n_pinned;
+	uint32_t *told;	 /* by need, likewise: for how many needs the client's answer stands */
+	uint32_t n_told; /* all that it has not answered */
+	uint32_t n_unasked, n_pushes;
 	uint64_t pinned_bytes, read_bytes, hole_bytes;
 	struct waitplace changed;
 	struct nursery nursery;
@@ -45,155 +44,73 @@ struct reader {
 
 /* ---- which blocks ----------------------------------------------------------------------------------------------------- */
 
-struct need_list {
-	struct need *needs;
-	size_t n, room;
-};
-
-static int add_need(struct need_list *list, struct need need)
-{
-	if (list->n >= NEEDS_MAX)
-		return -E2BIG;
-	if (list->n == list->room) {
-		size_t room = list->room ? 2 * list->room : 64;
-		void *grown = reallocarray(list->needs, room, sizeof(*list->needs));
-
-		if (!grown)
-			return -ENOMEM;
-		list->needs = grown;
-		list->room = room;
-	}
-	list->needs[list->n++] = need;
-	return 0;
-}
-
-/* Bytes [first, end) of the piece that the part of it lies in: from its first element to its last. */
-static int byte_range(const struct box *piece, const struct box *part, uint32_t element_bits, uint64_t *ret_first,
-		      uint64_t *ret_end)
-{
-	struct box whole = *piece;
-	uint64_t first = 0, last = 0;
-
-	for (uint32_t i = 0; i < piece->ndim; i++) {
-		first = first * piece->count[i] + (part->start[i] - piece->start[i]);
-		last = last * piece->count[i] + (part->start[i] - piece->start[i] + part->count[i] - 1);
-	}
-	int r = box_bytes(&whole, element_bits, ret_end);
-	if (r)
-		return r;
-	*ret_first = first * element_bits / 8; /* whole bytes or not: rounding outwards is right for choosing blocks */
-	uint64_t end = ((last + 1) * element_bits + 7) / 8;
-	*ret_end = end < *ret_end ? end : *ret_end;
-	return 0;
-}
-
-static int need_piece(const struct reader *reader, struct need_list *list, const struct version_item *item,
-		      uint32_t piece_number, uint32_t want, const struct box *wanted)
-{
-	const struct version_piece *piece = &reader->version->pieces[piece_number];
-	struct box part;
-	uint64_t first, end, offset = 0;
-	int r = 0;
-
-	if (!box_intersect(&piece->box, wanted, &part))
-		return 0;
-	r = byte_range(&piece->box, &part, item->element_bits, &first, &end);
-	for (uint64_t b = piece->first_block; !r && b < piece->first_block + piece->n_blocks; b++) {
-		uint64_t bytes = reader->version->blocks[b].bytes;
-
-		if (offset < end && offset + bytes > first)
-			r = add_need(list, (struct need){ .block = (uint32_t)b,
-							  .want = want,
-							  .piece = piece_number,
-							  .offset = offset });
-		offset += bytes;
-	}
-	return r;
-}
-
-static int need_want(struct reader *reader, struct need_list *list, const struct elem_want *want, uint32_t number,
-		     struct error *e)
-{
-	const struct version_item *item = version_find(reader->version, want->name);
-	int r = 0;
-
-	if (!item)
-		return error_set(e, -ENOENT, "version %" PRIu64 " of %s has no item \"%.*s\"", reader->version->number,
-				 reader->version->bundle, (int)want->name.len, want->name.ptr);
-	if (want->box.ndim != item->whole.ndim || !box_inside(&want->box, item->whole.count))
-		return error_set(e, -ERR_EMISMATCH,
-				 "item \"%.*s\" of version %" PRIu64 " of %s: the wanted box lies outside",
-				 (int)want->name.len, want->name.ptr, reader->version->number, reader->version->bundle);
-	reader->names[number] = item->name;
-	for (uint32_t p = item->first_piece; !r && p < item->first_piece + item->n_pieces; p++)
-		r = need_piece(reader, list, item, p, number, &want->box);
-	if (r == -E2BIG)
-		return error_set(e, r, "the boxes of one load need more than %u blocks, each counted for each box",
-				 NEEDS_MAX);
-	return r;
-}
-
-/* In the order of the store, so that packs are read from front to back; equal blocks together. */
-static int by_place(const void *a, const void *b, void *arg)
-{
-	const struct version_block *blocks = arg;
-	const struct need *x = a, *y = b;
-	const struct version_block *p = &blocks[x->block], *q = &blocks[y->block];
-
-	if (p->pack != q->pack)
-		return p->pack < q->pack ? -1 : 1;
-	if (p->pack_offset != q->pack_offset)
-		return p->pack_offset < q->pack_offset ? -1 : 1;
-	if (x->block != y->block)
-		return x->block < y->block ? -1 : 1;
-	return (x->want > y->want) - (x->want < y->want);
-}
-
 static int join_group(struct reader *reader, struct rank *rank, struct error *e)
 {
-	_cleanup_(cleanup_mem) uint32_t *blocks = calloc(reader->n_needs + 1, sizeof(*blocks));
+	const struct needs *needs = &reader->needs;
+	_cleanup_(cleanup_mem) uint32_t *blocks = calloc(needs->n + 1, sizeof(*blocks));
 
 	if (!blocks)
 		return -ENOMEM;
-	for (size_t i = 0; i < reader->n_needs; i++)
-		blocks[i] = reader->needs[i].block;
-	return mload_join(rank, reader->version, blocks, reader->n_needs, &reader->load, e);
+	for (size_t i = 0; i < needs->n; i++)
+		blocks[i] = needs->list[i].block;
+	return mload_join(rank, reader->version, blocks, needs->n, &reader->load, e);
 }
 
-static int list_needs(struct reader *reader, struct list_view wants, struct error *e)
-{
-	struct need_list list = { 0 };
-	struct elem_want want;
-	int r;
+struct listing {
+	const struct version *version;
+	struct list_view wants;
+	struct needs *needs;
+	struct error *e;
+};
 
-	while ((r = elem_want_next(&wants, &want)) == 0) {
-		r = need_want(reader, &list, &want, (uint32_t)reader->n_wants++, e);
-		if (r)
-			break;
-	}
-	reader->needs = list.needs;
-	reader->n_needs = list.n;
-	if (r != 1)
+static int list_on_worker(void *arg)
+{
+	struct listing *listing = arg;
+
+	return needs_find(listing->version, listing->wants, listing->needs, listing->e);
+}
+
+/* One after the other: each takes a worker for up to some seconds, and memory for a million wants. */
+static int list_many(struct reader *reader, struct listing *listing, uint64_t deadline_ns)
+{
+	struct groups *groups = reader->groups;
+	int r = 0;
+
+	while (!r && groups->listing)
+		r = wait_at(&groups->listed, deadline_ns);
+	if (r)
 		return r;
-	if (list.n)
-		qsort_r(list.needs, list.n, sizeof(*list.needs), by_place, reader->version->blocks);
-	reader->pinned = calloc(list.n + 1, sizeof(struct block *));
-	return reader->pinned ? 0 : -ENOMEM;
+	groups->listing = true;
+	r = env_call(groups->env, list_on_worker, listing);
+	groups->listing = false;
+	wake_all(&groups->listed);
+	return r;
+}
+
+static int list_needs(struct reader *reader, struct list_view wants, uint64_t deadline_ns, struct error *e)
+{
+	struct listing listing = { reader->version, wants, &reader->needs, e };
+	int r = needs_are_few(reader->version, wants) ? list_on_worker(&listing) :
+							list_many(reader, &listing, deadline_ns);
+
+	if (r)
+		return r;
+	reader->pinned = calloc(reader->needs.n + 1, sizeof(*reader->pinned));
+	reader->told = calloc(reader->needs.n + 1, sizeof(*reader->told));
+	return reader->pinned && reader->told ? 0 : -ENOMEM;
 }
 
 CLEANUP_OF(struct reader *, group_load_free);
 CLEANUP_OF(struct version *, version_put);
 
 int group_load_new(struct groups *groups, struct rank *rank, const struct rank_events *events, struct version *version,
-		   const struct msg_load *load, struct reader **ret, struct error *e)
+		   const struct msg_load *load, uint64_t deadline_ns, struct reader **ret, struct error *e)
 {
 	_cleanup_(cleanup_group_load_free) struct reader *reader = calloc(1, sizeof(*reader));
 	int r;
 
 	if (!reader)
 		return -ENOMEM;
-	if (load->wants.count > WANTS_MAX)
-		return error_set(e, -E2BIG, "more than %d boxes in one load", WANTS_MAX);
 	struct share *share;
 	r = groups_share(groups, view_str(version->tenant), &share, e);
 	if (r)
@@ -205,10 +122,7 @@ int group_load_new(struct groups *groups, struct rank *rank, const struct rank_e
 	reader->number = load->load;
 	waitplace_init(&reader->changed);
 	nursery_init(&reader->nursery, groups->env->loop);
-	reader->names = calloc(load->wants.count + 1, sizeof(*reader->names));
-	if (!reader->names)
-		return -ENOMEM;
-	r = list_needs(reader, load->wants, e);
+	r = list_needs(reader, load->wants, deadline_ns, e);
 	if (!r && rank)
 		r = join_group(reader, rank, e);
 	if (r)
@@ -221,20 +135,20 @@ void group_load_free(struct reader *reader)
 {
 	if (!reader)
 		return;
-	for (size_t i = 0; reader->pinned && i < reader->n_needs; i++)
+	for (size_t i = 0; reader->pinned && i < reader->needs.n; i++)
 		block_unpin(reader->pinned[i]);
 	mload_put(reader->load);
 	version_put(reader->version);
 	free(reader->pinned);
-	free(reader->needs);
-	free(reader->names);
+	free(reader->told);
+	needs_fini(&reader->needs);
 	free(reader);
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------------------- */
 
-/* Tells the client where the bytes of needs [first, end) are, which are all of one block. */
-static int push_block(struct reader *reader, size_t first, size_t end, const struct block *block)
+/* Tells the client where the bytes of needs [first, end) are, which are all of one block; with @token it is to answer. */
+static int push_needs(struct reader *reader, size_t first, size_t end, const struct block *block, uint64_t token)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	struct list_buf list = { 0 };
@@ -243,14 +157,14 @@ static int push_block(struct reader *reader, size_t first, size_t end, const str
 	int r = 0;
 
 	for (size_t i = first; !r && i < end; i++) {
-		const struct need *need = &reader->needs[i];
+		const struct need *need = &reader->needs.list[i];
 		struct elem_block elem = { .want = need->want,
 					   .piece = reader->version->pieces[need->piece].box,
 					   .offset = need->offset,
 					   .bytes = reader->version->blocks[need->block].bytes,
 					   .arena = block ? arena->id : 0,
 					   .arena_offset = block ? block->offset : 0,
-					   .token = i + 1 == end ? first + 1 : 0 }; /* the last copy lets it go */
+					   .token = i + 1 == end ? token : 0 }; /* the last copy lets it go */
 
 		r = elem_block_append(&list, &elem);
 	}
@@ -260,6 +174,43 @@ static int push_block(struct reader *reader, size_t first, size_t end, const str
 	list_buf_fini(&list);
 	if (!r)
 		reader->events.push(reader->events.arg, MSG_BLOCKS, reader->number, view_buf(&body));
+	return r;
+}
+
+/* A client's answers are waited for, so that what it has not read stays small; and others have their turn. */
+static int wait_to_push(struct reader *reader)
+{
+	int r = 0;
+
+	if (++reader->n_pushes % TURN_PUSHES == 0)
+		r = fiber_sleep_until(env_now(reader->groups->env));
+	while (!r && reader->n_told >= TOLD_MAX)
+		r = wait_at(&reader->changed, reader->deadline_ns);
+	return r;
+}
+
+/* Of one block, for needs [first, end). Pinned it is by the last message, until that is answered; NULL is a hole. */
+static int push_block(struct reader *reader, size_t first, size_t end, struct block *block)
+{
+	size_t last = end - 1 - (end - 1 - first) % TOLD_AT_ONCE;
+	int r = 0;
+
+	reader->pinned[last] = block;
+	reader->n_pinned += block != NULL;
+	for (size_t at = first, next; !r && at < end; at = next) {
+		next = at == last ? end : at + TOLD_AT_ONCE;
+		r = wait_to_push(reader);
+		if (r)
+			return r;
+		reader->n_told += (uint32_t)(next - at);
+		reader->n_unasked += (uint32_t)(next - at);
+		bool asked = reader->pinned[at] || reader->n_unasked >= TOLD_UNASKED;
+		if (asked) {
+			reader->told[at] = reader->n_unasked;
+			reader->n_unasked = 0;
+		}
+		r = push_needs(reader, at, next, block, asked ? at + 1 : 0);
+	}
 	return r;
 }
 
@@ -285,7 +236,7 @@ static int judge_missing(const struct reader *reader, int code, struct error *wh
 static int block_failed(struct reader *reader, const struct need *need, int code, struct error *why)
 {
 	const struct version *version = reader->version;
-	const struct view *name = &reader->names[need->want];
+	const struct view *name = &reader->needs.names[need->want];
 
 	code = judge_missing(reader, code, why);
 	if (code == -ECANCELED || reader->error.code)
@@ -298,7 +249,7 @@ static int block_failed(struct reader *reader, const struct need *need, int code
 static int read_block(struct reader *reader, size_t first, size_t end)
 {
 	const struct version *version = reader->version;
-	const struct need *need = &reader->needs[first];
+	const struct need *need = &reader->needs.list[first];
 	const struct version_block *entry = &version->blocks[need->block];
 	struct block_ref ref = { .digest = entry->digest, .bytes = entry->bytes, .crc = entry->crc };
 	const char *node = reader->load ? mload_source(reader->load, need->block) : NULL;
@@ -324,8 +275,6 @@ static int read_block(struct reader *reader, size_t first, size_t end)
 		reader->pinned_bytes -= entry->bytes;
 		return block_failed(reader, need, r, &why);
 	}
-	reader->pinned[first] = block;
-	reader->n_pinned++;
 	reader->read_bytes += entry->bytes;
 	return push_block(reader, first, end, block);
 }
@@ -335,10 +284,11 @@ static int read_some(void *arg)
 	struct reader *reader = arg;
 	int r = 0;
 
-	while (!r && reader->next < reader->n_needs) {
+	const struct needs *needs = &reader->needs;
+	while (!r && reader->next < needs->n) {
 		size_t first = reader->next, end = first + 1;
 
-		while (end < reader->n_needs && reader->needs[end].block == reader->needs[first].block)
+		while (end < needs->n && needs->list[end].block == needs->list[first].block)
 			end++;
 		reader->next = end;
 		r = read_block(reader, first, end);
@@ -355,7 +305,7 @@ static int read_all(struct reader *reader)
 {
 	int r = 0;
 
-	if (reader->n_needs == 1) /* one block: it leaves together with the load's end */
+	if (reader->needs.n == 1) /* one block: it leaves together with the load's end */
 		return read_some(reader);
 	for (int i = 0; !r && i < READ_FIBERS; i++)
 		r = fiber_start(&reader->nursery, "read", read_some, reader);
@@ -429,11 +379,17 @@ void group_load_release(struct reader *reader, struct list_view tokens)
 	struct elem_token token;
 
 	while (elem_token_next(&tokens, &token) == 0) {
-		if (!token.token || token.token > reader->n_needs || !reader->pinned[token.token - 1])
+		size_t at = token.token - 1;
+
+		if (!token.token || token.token > reader->needs.n || !reader->told[at])
 			continue; /* nonsense costs nobody anything */
-		reader->pinned_bytes -= reader->pinned[token.token - 1]->bytes;
-		block_unpin(reader->pinned[token.token - 1]);
-		reader->pinned[token.token - 1] = NULL;
+		reader->n_told -= reader->told[at];
+		reader->told[at] = 0;
+		if (!reader->pinned[at])
+			continue;
+		reader->pinned_bytes -= reader->pinned[at]->bytes;
+		block_unpin(reader->pinned[at]);
+		reader->pinned[at] = NULL;
 		reader->n_pinned--;
 	}
 	wake_all(&reader->changed);
