@@ -28,7 +28,7 @@ HELLO, PING, PROVE = 1, 2, 3
 JOIN, LEAVE, SAVE, FILLED, CANCEL, OPEN, ITEMS, CLOSE, LOAD, RELEASE, LIST = range(16, 27)
 FORGO = 41
 ARENA, GRANT, META, FETCH, G_JOIN = 48, 49, 64, 65, 66
-SESSIONS_MAX, CALLS_MAX, RANKS_MAX, VERSIONS_MAX, PARTS_MAX, STRANGERS_MAX = 1024, 256, 256, 1024, 256, 256
+SESSIONS_MAX, CALLS_MAX, RANKS_MAX, VERSIONS_MAX, PARTS_MAX, STRANGERS_MAX = 896, 256, 256, 1024, 256, 256
 CONTROL, BULK = 1, 2
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------------
@@ -450,12 +450,12 @@ def test_clients_that_take_every_place(scene):
             with contextlib.suppress(OSError):
                 raw.send(frame(HELLO, client_hello()))
         job.until(lambda: scene.counter("clients_refused_limit") >= before + 50, "those beyond the limit are refused")
-        scene.check("1024 sessions, meanwhile")
+        scene.check("896 sessions, meanwhile")
     finally:
         for raw in crowd:
             raw.socket.close()
     job.until(lambda: scene.counter("sessions") < 10, "their sessions are over")
-    scene.check("1024 sessions")
+    scene.check("896 sessions")
 
 
 def test_clients_that_stop_within_a_word(scene):

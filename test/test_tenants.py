@@ -1,4 +1,5 @@
 """Tenants of one daemon: a socket, a pool and names of their own. One can neither read, nor guess, nor delete, nor measure another's."""
+import contextlib
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import forebay
 import pytest
 
 import job
-from test_hostile import FILLED, KEY, Raw, blake3, crc32c, filled, join, offer, offered
+from test_hostile import FILLED, JOIN, KEY, Raw, blake3, crc32c, filled, frame, join, offer, offered, text, u32
 
 MIB = 1 << 20
 NOBODY, STRANGER = 65534, 65532
@@ -177,6 +178,39 @@ def test_a_user_on_the_list_comes_in_and_is_no_administrator(cluster):
     assert not [node for node in status["nodes"] if node.get("captured_bytes")]
     done = run_as(NOBODY, "meta", "rebuild", "--socket", path)
     assert done.returncode and "only root and the daemon's own user" in done.stderr, done.stderr
+
+
+def crowd_of(path, clients, asks):
+    """So many connections of this user; each asks for groups whose second rank never comes."""
+    crowd = []
+    for n in range(clients):
+        raw = Raw(path)
+        crowd.append(raw)
+        with contextlib.suppress(OSError):
+            raw.hello().send(*(frame(JOIN, text(f"{n}-{k}") + text("0") + u32(0) + u32(2), 0, k + 2) for k in range(asks)))
+    return crowd
+
+
+@pytest.mark.parametrize("clients,asks", [(1100, 0), (890, 7)])
+def test_one_users_crowd_keeps_no_other_user_out(cluster, blue, clients, asks):
+    """It takes all connections that it gets, or all fibers."""
+    path, bundle = socket_of(cluster, "blue"), job.unique()
+    os.chmod(path, 0o666)
+    crowd = crowd_of(path, clients, asks)
+    try:
+        done = run_as(NOBODY, "put", bundle, __file__, "--socket", path)
+        assert not done.returncode, done.stderr
+        done = run_as(NOBODY, "ls", bundle, "--socket", path)
+        assert not done.returncode, done.stderr
+    finally:
+        for raw in crowd:
+            raw.socket.close()
+
+    def gone():
+        with contextlib.suppress(forebay.Error):
+            return blue.status()["counters"]["sessions"] < 10
+
+    job.until(gone, "the crowd is gone")
 
 
 def test_the_store_and_the_index_are_read_by_the_daemons_user_alone(cluster, red):

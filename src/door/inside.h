@@ -28,7 +28,8 @@
 
 /* Of the FIBERS_MAX of the loop. What is left beyond these is the daemon's own. */
 #define FIBERS_SHARED_MAX 12288 /* three quarters: until then a session may hold a share of what is left */
-#define FIBERS_CLIENT_MAX 14336 /* seven eighths; and a few until then */
+#define FIBERS_CROWD_MAX  14336 /* and a few until then */
+#define FIBERS_CLIENT_MAX 15360 /* and a few for each user until then */
 #define FIBERS_SHARE	  4	/* a quarter */
 #define FIBERS_FEW	  8
 #define REQUEST_FIBERS	  4 /* that one may come to take: a join, its call to this same node, its group's lease */
@@ -45,6 +46,7 @@ struct door_native {
 	struct net_listener *listener;
 	struct nursery nursery; /* of sessions */
 	struct list sessions;
+	struct list users; /* struct door_user */
 	unsigned n_sessions;
 	uint64_t bytes;	     /* of all requests under way, and of what has come of others */
 	uint64_t unread;     /* of all answers and pushes: queued, or waiting for room in the queue */
@@ -84,8 +86,17 @@ struct door_load {
 	bool beginning; /* its request still works with it: who takes it out of the table waits */
 };
 
+/* Whose processes its sessions are. What is too much for all is taken from the user who has the most. */
+struct door_user {
+	struct list link;
+	uint32_t uid;
+	unsigned n_sessions;
+	uint64_t holds; /* session_largest()'s */
+};
+
 struct session {
 	struct list link;
+	struct door_user *user;
 	struct door_native *door;
 	struct net_conn *conn; /* NULL once gone */
 	bool gone, greeted, hung_up;
@@ -114,7 +125,10 @@ struct request {
 /* ---- session.c ---- */
 void session_accepted(void *arg, struct net_conn *conn);
 void session_end(struct session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Who holds the most of those that are there, NULL: nobody is; and what those that have ended still hold, who unwind by themselves. */
+/*
+ * Who holds the most of those that are there, of the user who holds the most; NULL: nobody is. And what those that have ended still
+ * hold, who unwind by themselves.
+ */
 struct session *session_largest(struct door_native *door, uint64_t (*holds)(const struct session *session),
 				uint64_t *ret_leaving);
 /* As session_end(), of one that breaks the rules: it is counted and logged. */

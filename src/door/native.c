@@ -21,6 +21,7 @@ int door_native_new(struct env *env, const struct door_native_options *options, 
 	door->options.socket = NULL; /* the caller's */
 	nursery_init(&door->nursery, env->loop);
 	list_init(&door->sessions);
+	list_init(&door->users);
 	list_init(&door->siblings);
 	list_init(&door->sibling);
 	door->tenant = strdup(options->tenant);

@@ -14,12 +14,14 @@
 #include "store/store.h"
 
 /* Limits of one door, and of one session; beyond them -EBUSY. */
-#define DOOR_SESSIONS_MAX 1024
-#define DOOR_CALLS_MAX	  256  /* requests under way */
-#define DOOR_TELLS_MAX	  4096 /* among them those that a client does not wait for; beyond it the session ends */
-#define DOOR_RANKS_MAX	  256
-#define DOOR_VERSIONS_MAX 1024 /* open */
-#define DOOR_LOADS_MAX	  256  /* under way, or not yet closed */
+#define DOOR_SESSIONS_MAX	 1024
+#define DOOR_SESSIONS_SHARED_MAX 896 /* seven eighths; the rest is for users who have fewer than DOOR_SESSIONS_FEW */
+#define DOOR_SESSIONS_FEW	 8
+#define DOOR_CALLS_MAX		 256  /* requests under way */
+#define DOOR_TELLS_MAX		 4096 /* among them those that a client does not wait for; beyond it the session ends */
+#define DOOR_RANKS_MAX		 256
+#define DOOR_VERSIONS_MAX	 1024 /* open */
+#define DOOR_LOADS_MAX		 256  /* under way, or not yet closed */
 
 struct door_native;
 

@@ -527,6 +527,50 @@ static void who_gives_way_is_one_and_not_who_comes_next(void)
 	client_close(&large);
 }
 
+/* As if its process were another user's. */
+static void become(struct session *session, uint32_t uid)
+{
+	struct door_user *user = calloc(1, sizeof(*user));
+
+	CHECK(user);
+	*user = (struct door_user){ .uid = uid, .n_sessions = 1 };
+	list_append(&house.door->users, &user->link);
+	session->user->n_sessions--;
+	session->user = user;
+	session->uid = uid;
+}
+
+static void hold(struct session *session, uint64_t bytes)
+{
+	session->request_bytes += bytes;
+	house.door->bytes += bytes;
+}
+
+/* The other user's client holds the most of all, but the crowd together holds more. */
+static void a_crowd_gives_way_before_another_users_client(void)
+{
+	enum { CROWD = 3 };
+	static const unsigned percent[] = { 40, 22, 20, 20 };
+	struct client other, crowd[CROWD];
+	unsigned n = 0;
+
+	greet(&other);
+	for (int i = 0; i < CROWD; i++)
+		greet(&crowd[i]);
+	become(first_session(), 4711);
+	list_each(node, &house.door->sessions)
+		hold(list_entry(node, struct session, link), DOOR_BYTES_MAX / 100 * percent[n++]);
+	send_frame(crowd[2].fd, MSG_LABEL, 7, FRAME_MORE, view_str("x"));
+	expect_end(&crowd[0]);
+	house.door->bytes -= DOOR_BYTES_MAX / 100 * percent[1];
+	say(&other, MSG_PING, (struct view){ 0 });
+	expect(&other, MSG_PING, FRAME_REPLY);
+	for (int i = 0; i < CROWD; i++)
+		client_close(&crowd[i]);
+	client_close(&other);
+	house.door->bytes -= DOOR_BYTES_MAX / 100 * (percent[0] + percent[2] + percent[3]);
+}
+
 /* Each of their requests waits for ranks that never come, and there are more of them than the daemon has fibers. */
 static void a_crowd_that_waits_keeps_nobody_out(void)
 {
@@ -817,6 +861,7 @@ int main(void)
 		STORY(who_gives_way_is_one_and_not_who_comes_next),
 		STORY(who_does_not_read_gives_way_when_all_have_too_much),
 		STORY(a_crowd_that_waits_keeps_nobody_out),
+		STORY(a_crowd_gives_way_before_another_users_client),
 		STORY(a_node_that_is_not_ready_says_why),
 		STORY(status_names_the_cluster_its_nodes_and_counters),
 		STORY(nodes_that_say_nothing_keep_no_answer_back),

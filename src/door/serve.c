@@ -200,10 +200,26 @@ static uint64_t fibers_of(const struct session *session)
 	return session->n_requests + session->ranks.map.n + LOAD_FIBERS * session->loads.map.n;
 }
 
+static uint64_t fibers_of_user(const struct door_native *first, uint32_t uid)
+{
+	uint64_t n = 0;
+
+	list_each(sibling, (struct list *)&first->siblings) {
+		const struct door_native *door = list_entry(sibling, struct door_native, sibling);
+
+		list_each(node, (struct list *)&door->sessions) {
+			const struct session *session = list_entry(node, struct session, link);
+
+			n += session->uid == uid ? fibers_of(session) : 0;
+		}
+	}
+	return n;
+}
+
 /*
  * A crowd that waits for what never comes must not take all fibers of the loop: nobody could connect, nor the daemon itself go on. A
- * session may hold a share of those that are left, and a few as long as there are any for clients. A rank is counted for its
- * group's lease, which may be kept here.
+ * session may hold a share of those that are left, and a few as long as there are any for crowds; a user who has but a few
+ * as long as there are any for clients. A rank is counted for its group's lease, which may be kept here.
  */
 static bool may_take_fibers(const struct session *session)
 {
@@ -212,8 +228,12 @@ static bool may_take_fibers(const struct session *session)
 	uint64_t taken = alive > soon ? alive : soon;
 	uint64_t left = taken < FIBERS_SHARED_MAX ? FIBERS_SHARED_MAX - taken : 0;
 
-	return fibers_of(session) < left / FIBERS_SHARE ||
-	       (fibers_of(session) < FIBERS_FEW && alive < FIBERS_CLIENT_MAX);
+	if (fibers_of(session) < left / FIBERS_SHARE)
+		return true;
+	if (fibers_of(session) >= FIBERS_FEW)
+		return false;
+	return taken < FIBERS_CROWD_MAX ||
+	       (alive < FIBERS_CLIENT_MAX && fibers_of_user(first, session->uid) < FIBERS_FEW);
 }
 
 /* Takes the bytes of @body over. */

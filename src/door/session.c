@@ -90,9 +90,18 @@ static void session_refuse(struct session *session, const char *format, ...)
 	va_end(args);
 }
 
+static void user_put(struct door_user *user)
+{
+	if (!user || --user->n_sessions)
+		return;
+	list_remove(&user->link);
+	free(user);
+}
+
 static void session_free(struct session *session)
 {
 	list_remove(&session->link);
+	user_put(session->user);
 	session->door->n_sessions--;
 	session->door->bytes -= session->joiner.bytes;
 	body_joiner_fini(&session->joiner);
@@ -124,12 +133,23 @@ struct session *session_largest(struct door_native *door, uint64_t (*holds)(cons
 	struct session *largest = NULL;
 
 	*ret_leaving = 0;
+	list_each(node, &door->users)
+		list_entry(node, struct door_user, link)->holds = 0;
 	list_each(node, &door->sessions) {
 		struct session *session = list_entry(node, struct session, link);
 
 		if (session->gone)
 			*ret_leaving += holds(session);
-		else if (!largest || holds(session) > holds(largest))
+		else
+			session->user->holds += holds(session);
+	}
+	list_each(node, &door->sessions) {
+		struct session *session = list_entry(node, struct session, link);
+
+		if (session->gone)
+			continue;
+		if (!largest || session->user->holds > largest->user->holds ||
+		    (session->user == largest->user && holds(session) > holds(largest)))
 			largest = session;
 	}
 	return largest;
@@ -332,6 +352,46 @@ static void on_timer(struct timer *timer)
 
 /* ---- the beginning ------------------------------------------------------------------------------------------------------------------ */
 
+static struct door_user *user_find(struct door_native *door, uint32_t uid)
+{
+	list_each(node, &door->users) {
+		struct door_user *user = list_entry(node, struct door_user, link);
+
+		if (user->uid == uid)
+			return user;
+	}
+	return NULL;
+}
+
+/* Counts one session more. NULL: no memory. */
+static struct door_user *user_get(struct door_native *door, uint32_t uid)
+{
+	struct door_user *user = user_find(door, uid);
+
+	if (!user) {
+		user = calloc(1, sizeof(*user));
+		if (!user)
+			return NULL;
+		user->uid = uid;
+		list_append(&door->users, &user->link);
+	}
+	user->n_sessions++;
+	return user;
+}
+
+/* A place, too, is kept for those who have few, so that no crowd of one user keeps another's clients out. */
+static bool has_place(struct door_native *door, struct net_conn *conn)
+{
+	uint32_t uid;
+	int32_t pid;
+
+	net_peer(conn, &uid, &pid);
+	const struct door_user *user = user_find(door, uid);
+	if (door->stopping || door->n_sessions >= DOOR_SESSIONS_MAX)
+		return false;
+	return door->n_sessions < DOOR_SESSIONS_SHARED_MAX || !user || user->n_sessions < DOOR_SESSIONS_FEW;
+}
+
 static struct session *session_new(struct door_native *door, struct net_conn *conn)
 {
 	struct session *session = calloc(1, sizeof(*session));
@@ -348,9 +408,10 @@ static struct session *session_new(struct door_native *door, struct net_conn *co
 	map_init(&session->versions.map);
 	map_init(&session->loads.map);
 	net_peer(conn, &session->uid, &session->pid);
+	session->user = user_get(door, session->uid);
 	list_append(&door->sessions, &session->link);
 	door->n_sessions++;
-	if (!fiber_start(&door->nursery, "session", session_run, session))
+	if (session->user && !fiber_start(&door->nursery, "session", session_run, session))
 		return session;
 	session_free(session);
 	return NULL;
@@ -361,7 +422,7 @@ void session_accepted(void *arg, struct net_conn *conn)
 	struct door_native *door = arg;
 	struct session *session = NULL;
 
-	if (!door->stopping && door->n_sessions < DOOR_SESSIONS_MAX)
+	if (has_place(door, conn))
 		session = session_new(door, conn);
 	if (!session) {
 		count(COUNT_CLIENT_LIMIT, 1);
