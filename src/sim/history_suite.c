@@ -216,6 +216,8 @@ static void kill_node(struct node *n, enum deed deed)
 	history_deed(h, deed);
 	world_kill(n->env, machine ? DEATH_MACHINE : DEATH_PROCESS);
 	wake_all(&n->place);
+	if (machine)
+		truth_unheard(h, n->number);
 	list_each(at, &h->persons) {
 		struct person *person = list_entry(at, struct person, link);
 

@@ -111,9 +111,11 @@ struct attempt {     /* a save, as its ranks offer it: what it contains follows 
 	bool durable;	    /* somebody was told so */
 	bool captured;	    /* and so on */
 	bool skipped;
-	bool unskipped;		  /* a rank was told that it ended otherwise */
-	bool superseded, dropped; /* dropped: and nothing else can have had to do with it */
-	bool over;		  /* a rank was told its end */
+	bool unskipped; /* a rank was told that it ended otherwise */
+	uint32_t
+		superseded; /* the nodes (bits) of ranks that were told so, but those whose machine was lost with them */
+	bool dropped;	    /* and nothing else can have had to do with it */
+	bool over;	    /* a rank was told its end */
 	bool disturbed; /* a run that began, a rank that cancelled, or a node that was lost may have had to do with its end */
 	bool scribbled;	  /* some rank wrote to captured bytes before it was known to be durable */
 	bool shown;	  /* somebody saw it */
@@ -155,8 +157,10 @@ void truth_published(struct history *h, struct attempt *a, uint64_t number, bool
 /* Its ranks, and what they are told, are no measure any more of what the nodes should have done: all saves so far. */
 void truth_disturb(struct history *h);
 bool truth_quiet(const struct history *h, const struct attempt *a); /* nothing has happened that it could fail by */
-/* A rank was told that it is captured (0), or how it ended: what all its ranks are told must go together. */
-void truth_told(struct history *h, struct attempt *a, int r);
+/* A rank of @node was told that it is captured (0), or how it ended: what all its ranks are told must go together. */
+void truth_told(struct history *h, struct attempt *a, unsigned node, int r);
+/* A machine is lost with its ranks: a successor need not keep to what only they have heard. */
+void truth_unheard(struct history *h, unsigned node);
 
 /* ---- client_suite.c ---- */
 

@@ -177,7 +177,7 @@ static void note_end(struct saving *s, int r)
 	}
 	a->over = true;
 	if (r)
-		truth_told(h, a, r);
+		truth_told(h, a, s->rank->person->node, r);
 	if (r == -ERR_ECHANGED && !h->scribbled)
 		history_fail(h, "save %u: captured bytes have changed, to which nobody has written", a->id);
 	check_outlived(s, r);
@@ -233,7 +233,7 @@ static int follow(void *arg)
 		s->staged |= !r && stage == CORE_STAGED;
 		s->under_way |= !r && stage == CORE_STAGED && s->rank->job->h->lost < 0;
 		if (!r && stage == CORE_CAPTURED) {
-			truth_told(s->rank->job->h, s->attempt, 0);
+			truth_told(s->rank->job->h, s->attempt, s->rank->person->node, 0);
 			drop_parts(s);
 			if (world_random(s->rank->job->h->world, SCRIBBLE_ONCE_IN) == 0)
 				scribble(s->rank);

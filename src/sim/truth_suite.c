@@ -295,14 +295,14 @@ bool truth_quiet(const struct history *h, const struct attempt *a)
 	return h->calm || (h->one_loss && h->lost < 0 && !a->disturbed && !a->again);
 }
 
-void truth_told(struct history *h, struct attempt *a, int r)
+void truth_told(struct history *h, struct attempt *a, unsigned node, int r)
 {
 	if (a->again && r == -ERR_ESUPERSEDED)
 		return; /* of the save of that step before: it is told why that one failed */
 	a->unskipped |= r && r != -ERR_ESKIPPED;
 	a->captured |= r == 0;
 	a->skipped |= r == -ERR_ESKIPPED;
-	a->superseded |= r == -ERR_ESUPERSEDED;
+	a->superseded |= (uint32_t)(r == -ERR_ESUPERSEDED) << node;
 	if (a->skipped && (a->captured || a->version || a->policy != POLICY_SKIP))
 		history_fail(h, "save %u was skipped, and %s", a->id,
 			     a->version	 ? "is published" :
@@ -316,6 +316,12 @@ void truth_told(struct history *h, struct attempt *a, int r)
 			     a->durable ? "was durable" :
 			     a->version ? "is published" :
 					  "there is no newer one");
+}
+
+void truth_unheard(struct history *h, unsigned node)
+{
+	for (unsigned i = 0; i < h->n_attempts; i++)
+		h->attempts[i]->superseded &= ~(UINT32_C(1) << node);
 }
 
 void truth_published(struct history *h, struct attempt *a, uint64_t number, bool durable)
