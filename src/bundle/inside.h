@@ -70,9 +70,10 @@ struct bundles {
 	bool absent_told;
 
 	/* where the engine is */
-	bool rebuilding;     /* now */
-	bool half_rebuilt;   /* one has begun and not come to its end */
-	uint64_t given_back; /* the highest epoch of a reader's lease that was */
+	struct nursery rebuilds; /* at most one */
+	bool rebuilding;	 /* now */
+	bool half_rebuilt;	 /* one has begun and not come to its end */
+	uint64_t given_back;	 /* the highest epoch of a reader's lease that was */
 };
 #define BUNDLES_MAGIC 0x73646e62
 

@@ -19,6 +19,7 @@ int bundles_new(struct env *env, struct cluster *cluster, struct backend *backen
 	if (!bundles)
 		return -ENOMEM;
 	*bundles = (struct bundles){ .magic = BUNDLES_MAGIC, .env = env, .cluster = cluster, .backend = backend };
+	nursery_init(&bundles->rebuilds, env->loop);
 	list_init(&bundles->cached);
 	list_init(&bundles->openings);
 	list_init(&bundles->stirring);

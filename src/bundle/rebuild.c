@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "bundle/inside.h"
 #include "wire/message.h"
 
@@ -485,20 +486,16 @@ static int try_engine(struct rebuild *r)
 	return error_set(r->e, failed, "nothing was rebuilt: %s", why.code ? why.text : error_meaning(failed));
 }
 
-static int rebuild_here(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+static int rebuild_run(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
 {
 	_cleanup_(rebuild_fini) struct rebuild r = { .bundles = bundles, .deadline_ns = deadline_ns, .e = e };
 	uint32_t generation = 0;
 
-	if (bundles->rebuilding)
-		return error_set(e, -EBUSY, "the index is being rebuilt already");
-	bundles->rebuilding = true;
 	int failed = find_engine(&r);
 	if (!failed)
 		failed = try_engine(&r);
 	if (!failed)
 		failed = rebuild_shut(&r, &generation);
-	bundles->rebuilding = false;
 	if (failed)
 		return failed;
 
@@ -510,6 +507,70 @@ static int rebuild_here(struct bundles *bundles, uint64_t deadline_ns, struct re
 }
 
 /* ---- on the engine's node ---- */
+
+/* One rebuild. It is no part of the request for it: half an index serves nobody, so it goes on when its asker is interrupted or cut off. */
+struct undertaking {
+	struct bundles *bundles;
+	uint64_t deadline_ns;
+	struct rebuild_counts counts;
+	struct error e;
+	int result;
+	bool is_over, is_left; /* is_left: nobody waits for it any more */
+	struct waitplace ended;
+};
+
+static int undertake(void *arg)
+{
+	struct undertaking *u = arg;
+
+	u->result = rebuild_run(u->bundles, u->deadline_ns, &u->counts, &u->e);
+	u->bundles->rebuilding = false;
+	u->is_over = true;
+	wake_all(&u->ended);
+	if (!u->is_left)
+		return 0;
+	logm(LOG_WARN, "rebuild.ended", "versions=%" PRIu64 " words=\"%s\"", u->counts.versions, u->e.text);
+	free(u);
+	return 0;
+}
+
+static int wait_for_end(struct undertaking *u, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+{
+	int r = 0;
+
+	while (!u->is_over && !r)
+		r = wait_at(&u->ended, deadline_ns);
+	if (!u->is_over) {
+		u->is_left = true;
+		return r;
+	}
+	r = u->result;
+	if (!r || r == -ERR_EDAMAGED)
+		*ret = u->counts;
+	if (u->e.code && e)
+		*e = u->e;
+	free(u);
+	return r;
+}
+
+static int rebuild_here(struct bundles *bundles, uint64_t deadline_ns, struct rebuild_counts *ret, struct error *e)
+{
+	if (bundles->rebuilding)
+		return error_set(e, -EBUSY, "the index is being rebuilt already");
+	struct undertaking *u = calloc(1, sizeof(*u));
+	if (!u)
+		return error_set(e, -ENOMEM, "no memory for a rebuild");
+	u->bundles = bundles;
+	u->deadline_ns = deadline_ns;
+	waitplace_init(&u->ended);
+	int r = fiber_start(&bundles->rebuilds, "rebuild", undertake, u);
+	if (r) {
+		free(u);
+		return error_set(e, r, "a rebuild does not begin: %s", error_meaning(r));
+	}
+	bundles->rebuilding = true;
+	return wait_for_end(u, deadline_ns, ret, e);
+}
 
 int rebuild_counts_encode(const struct rebuild_counts *counts, struct buf *out)
 {

@@ -132,6 +132,30 @@ static void another_node_asks_the_engines_for_it(struct shelf *shelf, struct she
 	EXPECT_CALL(delete_it(other, 1, e), 0, e);
 }
 
+/* Its asker is interrupted, or cut off: no reason to leave half an index. */
+static void a_rebuild_goes_on_when_its_asker_is_gone(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct rebuilding r;
+	struct bundle_entry *entries;
+	size_t n;
+	bool more;
+
+	shelf_save(shelf, bundle, 1);
+	for (int i = 0; i < 2; i++) {
+		rebuild_begin(&r, i ? other : shelf, shelf);
+		nursery_fini(&r.nursery);
+		expect_shut(shelf, "the index is being rebuilt");
+		while (shelf->bundles->rebuilding)
+			EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
+		EXPECT(!shelf->bundles->half_rebuilt);
+		EXPECT_CALL(bundle_list(other->bundles, tenant(), view_str(""), view_str(""), 9, deadline(other),
+					&entries, &n, &more, e),
+			    0, e);
+		EXPECT_INT(n, 1);
+		bundle_entries_free(entries, n);
+	}
+}
+
 static void a_rebuild_that_fails_leaves_the_rows_shut(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	char path[512], aside[600];
@@ -220,6 +244,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		SHELF_STORY(the_rows_are_there_for_nobody_but_the_rebuild),
 		SHELF_STORY(another_node_asks_the_engines_for_it),
+		SHELF_STORY(a_rebuild_goes_on_when_its_asker_is_gone),
 		SHELF_STORY(a_rebuild_that_fails_leaves_the_rows_shut),
 		SHELF_STORY(what_is_open_at_a_rebuild_is_not_deleted_behind_it),
 		SHELF_STORY(a_mark_that_a_rebuild_forgot_ends_nothing),

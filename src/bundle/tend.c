@@ -325,7 +325,10 @@ int bundles_start(struct bundles *bundles)
 
 void bundles_stop(struct bundles *bundles)
 {
-	if (!bundles || !bundles->started)
+	if (!bundles)
+		return;
+	nursery_fini(&bundles->rebuilds);
+	if (!bundles->started)
 		return;
 	nursery_fini(&bundles->flows);
 	readers_stop(bundles);
