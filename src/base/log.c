@@ -1,10 +1,14 @@
 #include "base/log.h"
 
+#include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/check.h"
 #include "base/counter.h"
 
 #define LOG_LINE_MAX 1024 /* on a fiber's stack, twice; bytes with the final 0; longer lines are cut and end in "..." */
@@ -88,38 +92,108 @@ static void log_stderr(enum log_level level, const char *event, const char *line
 		count(COUNT_LOG_SUPPRESSED, 1);
 }
 
-/* A value may come from a peer: a newline in it must not make a second line. Bytes from 0x80 on are UTF-8 and stay. */
-static void mask_controls(char *line)
+/* ---- values ---- */
+
+struct line {
+	char *text; /* of LOG_LINE_MAX bytes */
+	size_t len; /* that it would have */
+};
+
+static void put_byte(struct line *line, char c)
 {
-	for (; *line; line++)
-		if ((unsigned char)*line < 0x20 || *line == 0x7f)
-			*line = '?';
+	if (line->len < LOG_LINE_MAX - 1)
+		line->text[line->len] = c;
+	line->len++;
+}
+
+/*
+ * A value may come from a client or a peer: a newline in it must not make a second line, nor a blank or a quote a second value. Bytes from
+ * 0x80 on are UTF-8 and stay.
+ */
+static void put_value(struct line *line, const char *value, size_t len, bool in_quotes)
+{
+	for (size_t i = 0; i < len && value[i]; i++) {
+		bool bad = (unsigned char)value[i] < 0x20 || value[i] == 0x7f || value[i] == '"' ||
+			   (value[i] == ' ' && !in_quotes);
+
+		put_byte(line, bad ? '?' : value[i]);
+	}
+}
+
+static uint64_t take_number(const char *length, va_list *args)
+{
+	if (*length == 'l' || *length == 'z' || *length == 'j')
+		return length[1] == 'l' ? va_arg(*args, unsigned long long) : va_arg(*args, unsigned long);
+	return va_arg(*args, unsigned);
+}
+
+/* One of %s %.*s %d %u %x, with l, ll or z, and a width of zeros as in %016lx; at its end. That is all that events need. */
+static const char *put_conversion(struct line *line, const char *at, bool in_quotes, va_list *args)
+{
+	char number[72];
+	bool is_given = !strncmp(at, ".*", 2);
+	int most = is_given ? va_arg(*args, int) : INT_MAX, width = 0;
+
+	for (at += is_given ? 2 : 0; *at >= '0' && *at <= '9'; at++)
+		width = 10 * width + (*at - '0');
+	const char *length = at;
+	at += strspn(at, "lzj");
+	if (*at == 's') {
+		put_value(line, va_arg(*args, const char *), most > 0 ? (size_t)most : 0, in_quotes);
+		return at;
+	}
+	CHECK(width < 64 && *at && strchr("dux", *at));
+	uint64_t value = take_number(length, args);
+	if (*at == 'd')
+		snprintf(number, sizeof(number), "%" PRId64, at == length ? (int)value : (int64_t)value);
+	else
+		snprintf(number, sizeof(number), *at == 'x' ? "%0*" PRIx64 : "%0*" PRIu64, width ? width : 1, value);
+	put_value(line, number, sizeof(number), in_quotes);
+	return at;
+}
+
+static void put_values(struct line *line, const char *format, va_list *args)
+{
+	bool in_quotes = false;
+
+	for (const char *at = format; *at; at++) {
+		in_quotes ^= *at == '"';
+		if (*at == '%')
+			at = put_conversion(line, at + 1, in_quotes, args);
+		else
+			put_byte(line, *at);
+	}
 }
 
 void logm(enum log_level level, const char *event, const char *format, ...)
 {
-	char line[LOG_LINE_MAX];
-	size_t len;
+	char text[LOG_LINE_MAX];
+	struct line line = { .text = text };
 	va_list args;
-	int n;
 
 	if (level > setup.level)
 		return;
 	count(COUNT_LOG_ERRORS + level, 1);
-	n = snprintf(line, sizeof(line), "%s %s%s%s", event, setup.node ? "node=" : "", setup.node ? setup.node : "",
-		     setup.node ? " " : "");
-	len = n < 0 ? 0 : (size_t)n < sizeof(line) ? (size_t)n : sizeof(line) - 1;
+	put_value(&line, event, LOG_LINE_MAX, false);
+	if (setup.node) {
+		put_value(&line, " node=", LOG_LINE_MAX, true);
+		put_value(&line, setup.node, LOG_LINE_MAX, false);
+	}
+	size_t begin = line.len;
+	put_byte(&line, ' ');
 	va_start(args, format);
-	n = vsnprintf(line + len, sizeof(line) - len, format, args);
+	put_values(&line, format, &args);
 	va_end(args);
-	if (n >= 0 && (size_t)n >= sizeof(line) - len)
-		memcpy(line + sizeof(line) - sizeof("..."), "...", sizeof("..."));
-	if (n <= 0 && len)
-		line[len - 1] = 0; /* no values: no blank at the end */
-	mask_controls(line);
+	if (line.len == begin + 1)
+		line.len--; /* no values: no blank at the end */
+	if (line.len > LOG_LINE_MAX - 1) {
+		line.len = LOG_LINE_MAX - 1;
+		memcpy(text + LOG_LINE_MAX - sizeof("..."), "...", sizeof("..."));
+	}
+	text[line.len] = 0;
 
 	if (setup.sink)
-		setup.sink(setup.arg, level, line);
+		setup.sink(setup.arg, level, text);
 	else
-		log_stderr(level, event, line);
+		log_stderr(level, event, text);
 }

@@ -67,6 +67,28 @@ static void control_characters_cannot_forge_a_line(void **state)
 	assert_string_equal(last, "peer.name name=a?b?c?[1m?\u00fc");
 }
 
+static void a_name_cannot_forge_a_value(void **state)
+{
+	const char name[] = "a state=durable words=\"";
+
+	logm(LOG_INFO, "save.end", "bundle=%s group=%.*s state=%s words=\"%s\"", name, 7, name, "failed",
+	     "no \"x\" state=ok");
+	assert_string_equal(
+		last, "save.end bundle=a?state=durable?words=? group=a?state state=failed words=\"no ?x? state=ok\"");
+}
+
+static void numbers_are_as_printf_has_them(void **state)
+{
+	char want[256];
+	const char format[] = "a=%d b=%u c=%lu d=%016lx e=%zu f=%llu g=%x h=%ld i=%.*s";
+
+#define VALUES -7, 4000000000u, 18446744073709551615ul, 0xabcul, (size_t)5, 0ull, 255u, -1l, 2, "xyz"
+	logm(LOG_INFO, "e", format, VALUES);
+	snprintf(want, sizeof(want), "e a=%d b=%u c=%lu d=%016lx e=%zu f=%llu g=%x h=%ld i=%.*s", VALUES);
+	assert_string_equal(last, want);
+#undef VALUES
+}
+
 static void a_long_line_is_cut_and_says_so(void **state)
 {
 	char value[3000];
@@ -152,6 +174,8 @@ int main(void)
 		cmocka_unit_test_setup(an_event_without_values_ends_in_no_blank, set_up),
 		cmocka_unit_test_setup(lines_below_the_level_are_not_made, set_up),
 		cmocka_unit_test_setup(control_characters_cannot_forge_a_line, set_up),
+		cmocka_unit_test_setup(a_name_cannot_forge_a_value, set_up),
+		cmocka_unit_test_setup(numbers_are_as_printf_has_them, set_up),
 		cmocka_unit_test_setup(a_long_line_is_cut_and_says_so, set_up),
 		cmocka_unit_test_setup(without_a_sink_a_line_goes_to_standard_error_with_its_time, set_up),
 		cmocka_unit_test(an_event_that_repeats_too_often_is_left_out_and_then_said),
