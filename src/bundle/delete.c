@@ -282,8 +282,11 @@ void delete_objects(struct bundles *bundles, const struct place *place, uint64_t
 
 	if (root_read(bundles, place, number, &object, deadline_ns, NULL) || object.state != ROOT_DELETED)
 		return;
+	/* One from before a rebuild, which came so late that the version was there again: it may have been a parent by then. */
+	bool late = object.head.generation != cluster_generation(bundles->cluster);
+
 	(void)snprintf(own, sizeof(own), "p/%016" PRIx64 "-", object.head.save_id);
-	while (!object.tomb.shared && rec_pack_next(&object.tomb.packs, &pack) == 0)
+	while (!object.tomb.shared && !late && rec_pack_next(&object.tomb.packs, &pack) == 0)
 		if (pack.key.len > strlen(own) && memcmp(pack.key.ptr, own, strlen(own)) == 0)
 			delete_part(bundles, place, pack.key, deadline_ns);
 	while (rec_segment_next(&object.tomb.segments, &segment) == 0)

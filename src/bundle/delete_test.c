@@ -113,31 +113,6 @@ static void the_parent_of_an_open_save_is_not_deleted(struct shelf *shelf, struc
 	EXPECT(!slot.pinned); /* a parent that is gone pins nothing */
 }
 
-/* A child of version 1 whose second pack is its parent's. */
-static uint64_t save_child(struct shelf *shelf, uint64_t seed)
-{
-	_cleanup_(save_fini) struct save save;
-	_cleanup_(cleanup_version_put) struct version *parent = NULL;
-	struct error e;
-
-	EXPECT_CALL(open_it(shelf, "1", &parent, &e), 0, &e);
-	save_begin_child(&save, shelf, bundle, seed, 1);
-	EXPECT(save.slot.pinned);
-	save_packs(&save);
-	free(save.version->packs[1].key);
-	save.version->packs[1].key = strdup(parent->packs[1].key);
-	for (size_t i = 1; i < 4; i += 2)
-		save.version->blocks[i] = parent->blocks[i];
-	EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, NULL, deadline(shelf), &e), 0, &e);
-	return save.slot.number;
-}
-
-static int no_damage(void *arg, const char *object, struct view item, uint64_t block, const char *words)
-{
-	fprintf(stderr, "%s: %s\n", object, words);
-	abort();
-}
-
 static void packs_of_a_deleted_parent_stay_as_long_as_a_child_names_them(struct shelf *shelf, struct shelf *other,
 									 struct error *e)
 {

@@ -197,3 +197,28 @@ static inline void fold_zombie(struct save *ret, struct shelf *shelf, struct she
 	save_packs(ret);
 	EXPECT_INT(count_keys(shelf).packs, 4);
 }
+
+/* A child of version 1 whose second pack is its parent's. */
+static inline uint64_t save_child(struct shelf *shelf, uint64_t seed)
+{
+	_cleanup_(save_fini) struct save save;
+	_cleanup_(cleanup_version_put) struct version *parent = NULL;
+	struct error e;
+
+	EXPECT_CALL(open_it(shelf, "1", &parent, &e), 0, &e);
+	save_begin_child(&save, shelf, bundle, seed, 1);
+	EXPECT(save.slot.pinned);
+	save_packs(&save);
+	free(save.version->packs[1].key);
+	save.version->packs[1].key = strdup(parent->packs[1].key);
+	for (size_t i = 1; i < 4; i += 2)
+		save.version->blocks[i] = parent->blocks[i];
+	EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, NULL, deadline(shelf), &e), 0, &e);
+	return save.slot.number;
+}
+
+static inline int no_damage(void *arg, const char *object, struct view item, uint64_t block, const char *words)
+{
+	fprintf(stderr, "%s: %s\n", object, words);
+	abort();
+}

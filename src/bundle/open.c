@@ -544,6 +544,7 @@ static int open_leased(struct bundles *bundles, const struct place *place, uint6
 {
 	struct found found = { .indexed = INDEXED_UNKNOWN };
 	struct opening opening;
+	enum root_state state;
 
 	opening_begin(bundles, place, number, &opening);
 	if (index_ns)
@@ -552,6 +553,8 @@ static int open_leased(struct bundles *bundles, const struct place *place, uint6
 			was_deleted(place, number, e) :
 			open_number(bundles, place, number, &found, ret, deadline_ns, e);
 	opening_end(&opening);
+	if (r == -ERR_EDELETED && found.indexed == INDEXED_LIVE) /* a tombstone that came late: the row goes, too */
+		(void)index_version(bundles, place, number, false, &state, index_ns, NULL);
 	if (r) {
 		if (found.lease.asked_ns && !cached(bundles, place, number) && !is_opening(bundles, place, number))
 			reader_end(bundles, place, number, found.lease.epoch, env_in_ms(bundles->env, SETTLE_MS));
@@ -583,5 +586,11 @@ int bundle_open(struct bundles *bundles, struct view tenant, struct view bundle,
 		index_ns = 0;
 		r = resolve_from_store(bundles, &place, spec, &number, deadline_ns, e);
 	}
-	return r ? r : open_leased(bundles, &place, number, ret, index_ns, deadline_ns, e);
+	if (!r)
+		r = open_leased(bundles, &place, number, ret, index_ns, deadline_ns, e);
+	uint64_t before = number;
+	if (r != -ERR_EDELETED || !index_ns || resolve(bundles, &place, spec, &number, index_ns, NULL) ||
+	    number == before)
+		return r;
+	return open_leased(bundles, &place, number, ret, index_ns, deadline_ns, e); /* "latest" is another by now */
 }

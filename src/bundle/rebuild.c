@@ -14,7 +14,8 @@
  *   One that was prepared before and comes when all is over expects a row that never comes again: counts of changes begin anew, higher
  *   (change_begin());
  * - a deletion behind its mark looks at rows again right before its tombstone, and at the generation behind that (delete_root()); what it
- *   has put by then is seen, since the rebuild waits BACKEND_NAME_LATE_MS before it reads;
+ *   has put by then is seen, since the rebuild waits BACKEND_NAME_LATE_MS before it reads. What a process that was stopped, or a store
+ *   that hangs, puts still later deletes late and whole: the row goes with the next who looks, packs by collection alone (delete_objects());
  * - a rule deletes one version at a time, each as any other deletion; collection deletes what no root has named for two passes, which no
  *   rebuild changes; a move of a label that was announced is announced again (try_move());
  * - a publication behind its root indexes the version when the rows are back; a slot without a root is burned;

@@ -239,6 +239,149 @@ static void a_root_that_cannot_be_read_keeps_all_packs_before_it(struct shelf *s
 	EXPECT_INT(count_keys(shelf).packs, packs);
 }
 
+/* ---- a tombstone that comes late ---- */
+
+#define GIVES_UP_MS 1000 /* for a deletion that nobody waits for any more */
+
+/* A store that keeps the next tombstone to itself for a while, as one that hangs does, or a process that is stopped before it writes. */
+static const struct backend_driver *quick;
+static struct backend_req *held;
+static bool holding;
+
+static void submit_held(struct backend *backend, struct backend_req *req)
+{
+	size_t len = strlen(req->key);
+
+	if (holding && req->op == BACKEND_PUT && !req->if_absent && len > 5 && !strcmp(req->key + len - 5, "/root")) {
+		holding = false;
+		held = req;
+	} else {
+		quick->submit(backend, req);
+	}
+}
+
+struct deleting {
+	struct shelf *shelf;
+	uint64_t number, deadline_ns;
+	int result;
+	struct nursery nursery;
+};
+
+static int run_delete(void *arg)
+{
+	struct deleting *d = arg;
+
+	d->result = version_delete(d->shelf->bundles, tenant(), view_str(bundle), d->number, d->deadline_ns, NULL);
+	return 0;
+}
+
+static void delete_begin_held(struct deleting *d, struct shelf *shelf, uint64_t number, uint64_t ms)
+{
+	static const struct backend_driver driver = { "dir", submit_held, NULL };
+
+	quick = shelf->bed->backend->driver;
+	shelf->bed->backend->driver = &driver;
+	holding = true;
+	held = NULL;
+	*d = (struct deleting){ .shelf = shelf,
+				.number = number,
+				.deadline_ns = env_in_ms(shelf->bed->env, ms),
+				.result = 1 };
+	nursery_init(&d->nursery, shelf->bed->env->loop);
+	EXPECT_INT(fiber_start(&d->nursery, "delete", run_delete, d), 0);
+	while (!held)
+		EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
+}
+
+static void delete_let_go(struct deleting *d)
+{
+	struct backend *backend = d->shelf->bed->backend;
+
+	backend->driver = quick;
+	quick->submit(backend, held);
+	EXPECT_INT(nursery_wait(&d->nursery, deadline(d->shelf)), 0);
+}
+
+static uint64_t rows_of(struct shelf *shelf, uint64_t *ret_latest)
+{
+	struct place at = place();
+	struct row_bundle row;
+	struct error e;
+
+	EXPECT_CALL(row_read_bundle(shelf->bundles, &at, &row, deadline(shelf), &e), 0, &e);
+	*ret_latest = row.latest;
+	return row.n_versions;
+}
+
+static void expect_deleted(struct shelf *shelf, const char *spec)
+{
+	struct version *version = NULL;
+	struct error e;
+
+	EXPECT_CALL(open_it(shelf, spec, &version, &e), -ERR_EDELETED, &e);
+}
+
+/* Who has become its child since keeps what it names: the tombstone does not know of it. */
+static void a_tombstone_that_comes_after_a_rebuild_takes_no_pack_of_a_child(struct shelf *shelf, struct shelf *other,
+									    struct error *e)
+{
+	struct deleting d;
+
+	shelf_save(shelf, bundle, 1);
+	delete_begin_held(&d, other, 1, BED_CALL_MS);
+	rebuild(shelf);
+	EXPECT_INT(shelf_compare(other, bundle, "1", 1), 0); /* it is listed again */
+	EXPECT_INT(save_child(shelf, 2), 2);
+	delete_let_go(&d);
+	EXPECT_INT(d.result, 0);
+	expect_deleted(other, "1");
+	expect_deleted(shelf, "1");
+	for (int i = 0; i < 2; i++) {
+		uint64_t blocks, bytes;
+
+		EXPECT_CALL(bundle_verify(other->bundles, tenant(), view_str(bundle), 2, deadline(shelf), no_damage,
+					  NULL, &blocks, &bytes, e),
+			    0, e);
+		EXPECT_INT(collect(other).missing, 0);
+	}
+}
+
+/*
+ * What was asked for, and not acknowledged, happens late and whole: each reader has the version or hears that it was deleted, also who asks by
+ * name; and its row goes with the first who looks, be it a reader or collection.
+ */
+static void a_tombstone_that_comes_after_a_rebuild_deletes_late_and_whole(struct shelf *shelf, struct shelf *other,
+									  struct error *e)
+{
+	struct deleting d;
+	uint64_t latest;
+
+	shelf_save(shelf, bundle, 1);
+	for (int by_collection = 0; by_collection < 2; by_collection++) {
+		uint64_t number = shelf_save(shelf, bundle, 2);
+
+		delete_begin_held(&d, other, number, GIVES_UP_MS);
+		EXPECT_INT(nursery_wait(&d.nursery, deadline(shelf)), 0);
+		EXPECT_INT(d.result, -ETIMEDOUT);
+		rebuild(shelf);
+		EXPECT_CALL(label(shelf, "prod", number, e), 0, e);
+		EXPECT_INT(shelf_compare(shelf, bundle, "latest", 2), 0);
+		delete_let_go(&d);
+		EXPECT_INT(calls_drain(shelf->bed->backend, NULL, deadline(shelf)), 0);
+		EXPECT_INT(rows_of(shelf, &latest), 2);
+		if (by_collection)
+			collect(other);
+		else
+			EXPECT_INT(shelf_compare(other, bundle, "latest", 1), 0);
+		EXPECT_INT(rows_of(shelf, &latest), 1);
+		EXPECT_INT(latest, 1);
+		expect_deleted(shelf, "prod");
+		expect_deleted(other, "prod");
+		EXPECT_INT(shelf_compare(shelf, bundle, "latest", 1), 0);
+		EXPECT_CALL(label(shelf, "prod", 1, e), 0, e);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -250,6 +393,8 @@ int main(void)
 		SHELF_STORY(a_mark_that_a_rebuild_forgot_ends_nothing),
 		SHELF_STORY(no_row_of_before_comes_again),
 		SHELF_STORY(a_root_that_cannot_be_read_keeps_all_packs_before_it),
+		SHELF_STORY(a_tombstone_that_comes_after_a_rebuild_takes_no_pack_of_a_child),
+		SHELF_STORY(a_tombstone_that_comes_after_a_rebuild_deletes_late_and_whole),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -430,9 +430,16 @@ static int look_for_row(void *arg, struct view key, struct view value)
 	uint64_t number;
 
 	view_take(&key, scan->prefix);
-	if (number_decode(key, 20, &number) == 0 && !map_get(&scan->roots, save_view(&number))) {
+	if (number_decode(key, 20, &number) != 0)
+		return 0;
+	if (!map_get(&scan->roots, save_view(&number))) {
 		scan->moved = true;
 		root_key(scan->place, number, scan->absent);
+	} else if (has_ended(scan, number)) { /* a tombstone that came late: the row goes, too */
+		enum root_state state;
+
+		scan->moved = true;
+		return index_version(scan->bundles, scan->place, number, false, &state, scan->deadline_ns, scan->e);
 	}
 	return 0;
 }
