@@ -309,7 +309,10 @@ int label_apply(struct bundles *bundles, const struct place *place, struct view 
 int label_settle(struct bundles *bundles, const struct place *place, struct view label, uint64_t deadline_ns,
 		 struct error *e);
 
-/* The row of a label from its @n moves, ascending, at least one, after the versions have their rows. */
+/*
+ * The row of a label from its @n moves, ascending, at least one, after the versions have their rows. -ERR_EDAMAGED: the last that would count
+ * cannot be read; the label is not set then, and can be.
+ */
 int label_rebuild(struct bundles *bundles, const struct place *place, struct view label, const uint64_t *moves,
 		  size_t n, bool *ret_set, uint64_t deadline_ns, struct error *e);
 

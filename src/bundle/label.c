@@ -172,9 +172,10 @@ int label_rebuild(struct bundles *bundles, const struct place *place, struct vie
 {
 	const struct row_key key = label_row_key(place, label);
 	struct row_label row = { .move = moves[n - 1] };
-	int r = find_counting(bundles, place, label, moves, n, &row.number, deadline_ns, e);
+	int found = find_counting(bundles, place, label, moves, n, &row.number, deadline_ns, e);
+	int r = found && found != -ERR_EDAMAGED ? found : META_CONFLICT;
 
-	r = r ? r : META_CONFLICT;
+	/* Damaged: where it pointed is not known. It is not set then, and its next move comes after the damaged one. */
 	for (int i = 0; r == META_CONFLICT; i++) {
 		_cleanup_(change_fini) struct change change = { 0 };
 
@@ -188,7 +189,7 @@ int label_rebuild(struct bundles *bundles, const struct place *place, struct vie
 	}
 	if (!r)
 		*ret_set = row.number != 0;
-	return r;
+	return r ? r : found;
 }
 
 struct move {

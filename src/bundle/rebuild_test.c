@@ -307,6 +307,100 @@ static void beside_a_damaged_rule_all_versions_stay(struct shelf *shelf, struct 
 	expect_all_stay_beside(shelf, other, "r/00000000000000000001", e);
 }
 
+static int rebuild_beside(struct shelf *shelf, struct error *e)
+{
+	struct rebuild_counts counts;
+
+	return bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e);
+}
+
+static void set_label(struct shelf *shelf, uint64_t number, struct error *e)
+{
+	EXPECT_CALL(label_set(shelf->bundles, view_str("local"), view_str("ckpt"), view_str("prod"), UINT64_MAX, number,
+			      deadline(shelf), e),
+		    0, e);
+}
+
+static void set_rule(struct shelf *shelf, uint64_t keep_last, struct error *e)
+{
+	EXPECT_CALL(
+		bundle_retain(shelf->bundles, view_str("local"), view_str("ckpt"), keep_last, 0, deadline(shelf), e), 0,
+		e);
+}
+
+/* A label's own move says what it keeps from then on, but not what the damaged one kept. */
+static void a_label_that_is_set_or_removed_lets_nothing_go_beside(struct shelf *shelf, struct shelf *other,
+								  const char *damaged, struct error *e)
+{
+	shelve_labelled(shelf, e);
+	damage(shelf, damaged);
+	EXPECT_CALL(rebuild_beside(shelf, e), -ERR_EDAMAGED, e);
+	set_label(shelf, 4, e);
+	expect_kept(other, "ckpt n=3 latest=5\n");
+	expect_kept(other, "  prod=4\n");
+	set_label(shelf, 0, e);
+	expect_kept(other, "ckpt n=3 latest=5\n");
+	shelf_save(shelf, "ckpt", 6);
+	expect_kept(other, "ckpt n=4 latest=6\n");
+}
+
+static void a_label_set_or_removed_after_a_damaged_one_lets_nothing_go(struct shelf *shelf, struct shelf *other,
+								       struct error *e)
+{
+	a_label_that_is_set_or_removed_lets_nothing_go_beside(shelf, other, "l/prod/00000000000000000001", e);
+}
+
+static void a_label_set_or_removed_after_a_damaged_rule_lets_nothing_go(struct shelf *shelf, struct shelf *other,
+									struct error *e)
+{
+	a_label_that_is_set_or_removed_lets_nothing_go_beside(shelf, other, "r/00000000000000000001", e);
+}
+
+/* The rule that is set next is in force; what it needs to know of labels is the administrator's by then. */
+static void a_rule_set_after_a_damaged_label_is_in_force(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	shelve_labelled(shelf, e);
+	damage(shelf, "l/prod/00000000000000000001");
+	EXPECT_CALL(rebuild_beside(shelf, e), -ERR_EDAMAGED, e);
+	set_rule(shelf, 0, e); /* removed: all stay, as before */
+	expect_kept(other, "ckpt n=3 latest=5\n");
+	set_label(shelf, 1, e); /* as it was */
+	set_rule(shelf, 1, e);
+	expect_kept(other, "ckpt n=2 latest=5\n");
+	expect_kept(other, "  prod=1\n");
+	set_label(shelf, 0, e);
+	expect_kept(other, "ckpt n=1 latest=5\n");
+}
+
+static void a_rule_set_after_a_damaged_rule_is_in_force_after_a_rebuild_too(struct shelf *shelf, struct shelf *other,
+									    struct error *e)
+{
+	shelve_labelled(shelf, e);
+	damage(shelf, "r/00000000000000000001");
+	EXPECT_CALL(rebuild_beside(shelf, e), -ERR_EDAMAGED, e);
+	set_rule(shelf, 1, e); /* the label is known: version 4 alone goes */
+	expect_kept(other, "ckpt n=2 latest=5\n");
+	EXPECT_CALL(rebuild_beside(shelf, e), 0, e); /* a lower rule that is damaged does not matter */
+	shelf_save(shelf, "ckpt", 6);
+	expect_kept(other, "ckpt n=2 latest=6\n");
+	set_rule(shelf, 0, e);
+	shelf_save(shelf, "ckpt", 7);
+	expect_kept(other, "ckpt n=3 latest=7\n");
+}
+
+/* The rule stands in the store; the rebuild that sees the damaged label again puts it to rest again. */
+static void a_rebuild_beside_a_damaged_label_rests_the_rule_that_was_set_since(struct shelf *shelf, struct shelf *other,
+									       struct error *e)
+{
+	shelve_labelled(shelf, e);
+	damage(shelf, "l/prod/00000000000000000001");
+	EXPECT_CALL(rebuild_beside(shelf, e), -ERR_EDAMAGED, e);
+	set_rule(shelf, 3, e);
+	EXPECT_CALL(rebuild_beside(shelf, e), -ERR_EDAMAGED, e);
+	shelf_save(shelf, "ckpt", 6);
+	expect_kept(other, "ckpt n=4 latest=6\n");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -320,6 +414,11 @@ int main(void)
 		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
 		SHELF_STORY(beside_a_damaged_label_all_versions_stay),
 		SHELF_STORY(beside_a_damaged_rule_all_versions_stay),
+		SHELF_STORY(a_label_set_or_removed_after_a_damaged_one_lets_nothing_go),
+		SHELF_STORY(a_label_set_or_removed_after_a_damaged_rule_lets_nothing_go),
+		SHELF_STORY(a_rule_set_after_a_damaged_label_is_in_force),
+		SHELF_STORY(a_rule_set_after_a_damaged_rule_is_in_force_after_a_rebuild_too),
+		SHELF_STORY(a_rebuild_beside_a_damaged_label_rests_the_rule_that_was_set_since),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
