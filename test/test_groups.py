@@ -295,6 +295,7 @@ def test_boxes_that_overlap_are_refused(cluster, bundle):
         return [("w", noise(60, rank), {"shape": (100,), "start": (rank * 40,)})]
 
     for words in refused(cluster, bundle, 2, pieces, "FOREBAY_EOVERLAP"):
+        assert words.count(f"step 99 of {bundle}: ") == 1, words
         assert '"w"' in words and "rank 0" in words and "rank 1" in words
 
 
@@ -663,7 +664,7 @@ def test_a_small_pool_and_a_single_node_are_refused_in_clear_words(tmp_path_fact
         for words in refused(cluster, bundle, 2, large, "FOREBAY_EPOOL"):
             assert str(24 * job.MIB) in words and str(16 * job.MIB) in words and "node-0" in words
         for words in refused(cluster, bundle, 2, good, "FOREBAY_ENODE", copies=2):
-            assert "2 copies" in words
+            assert "2 copies" in words and words.count(f"step 99 of {bundle}: ") == 1, words
         assert read(cluster, bundle) == expected
         for step in range(2, 6):  # more than fits at once: published blocks make room
             job.good(save_all(cluster, bundle, step, 2, good))

@@ -3,6 +3,9 @@
  */
 #include "cli/lost.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "cli/text.h"
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -37,6 +40,24 @@ void not_joined_print(json_t *words)
 	printf(".\n");
 }
 
+static const char *without(const char *words, const char *prefix)
+{
+	size_t len = strlen(prefix);
+
+	return strncmp(words, prefix, len) ? words : words + len;
+}
+
+/* The cause alone: that the engine cannot be reached, and on which node it is, the line has said. */
+static void print_cause(json_t *lost, const char *node)
+{
+	const char *words = json_string_value(json_object_get(lost, "words"));
+	char prefix[300];
+
+	snprintf(prefix, sizeof(prefix), "node %s: ", node ? node : "");
+	words = without(words ? words : "?", "the node that serves the index cannot be reached: ");
+	text_print(stdout, without(words, prefix));
+}
+
 void index_lost_print(json_t *lost, const char *asked)
 {
 	json_t *unheard = json_object_get(lost, "unheard_ms");
@@ -58,7 +79,7 @@ void index_lost_print(json_t *lost, const char *asked)
 		printf(", never heard");
 	}
 	printf(" (");
-	print_member(lost, "words");
+	print_cause(lost, node);
 	printf(").\nThe nodes are those that ");
 	text_print(stdout, asked);
 	printf(" knows from before.\n");

@@ -426,7 +426,7 @@ static int write_env(const struct place *place, const char *http, struct error *
 	_cleanup_(cleanup_mem) char *path = place_path(place, "env"), *sock = place_node_path(place, 0, "socket");
 	_cleanup_(cleanup_mem) char *quoted = sock ? place_shell_quote(sock) : NULL, *text = NULL;
 
-	text = quoted ? format("export FOREBAY_SOCKET=%s\n%s%s%s", quoted, http ? "export FOREBAY_HTTP=http://" : "",
+	text = quoted ? format("export FOREBAY_SOCKET=%s\n%s%s%s", quoted, http ? "export FOREBAY_HTTP=" : "",
 			       http ? http : "", http ? "\n" : "") :
 			NULL;
 	return path && text ? write_file(path, text, e) : -ENOMEM;

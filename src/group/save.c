@@ -139,6 +139,16 @@ static int find_nodes(const struct csave *save, struct node_info **ret, size_t *
 	}
 }
 
+/* A planner knows no step and no bundle. */
+static int planned_or_named(const struct csave *save, int r, struct error *e)
+{
+	if (!r)
+		return 0;
+	if (!e->code)
+		(void)error_set(e, r, "it cannot be planned: %s", error_meaning(r));
+	return error_prefix(e, "step %" PRIu64 " of %.100s", save->step, save->bundle);
+}
+
 static int save_make_plan(struct csave *save, struct error *e)
 {
 	struct groups *groups = save->group->groups;
@@ -151,7 +161,7 @@ static int save_make_plan(struct csave *save, struct error *e)
 	recipe->block_bytes = save_block_bytes(save);
 	recipe->room_bytes = save->policy == POLICY_THROUGH ? 0 : save->arenas_bytes;
 	if (!r)
-		r = recipe_set_nodes(recipe, save->ranks, infos, n, e);
+		r = planned_or_named(save, recipe_set_nodes(recipe, save->ranks, infos, n, e), e);
 	free(infos);
 	if (r)
 		return r;
@@ -164,7 +174,7 @@ static int save_make_plan(struct csave *save, struct error *e)
 		save->recipe = known;
 		save->remembered = true;
 	} else {
-		r = recipe_make(groups->env, recipe, e);
+		r = planned_or_named(save, recipe_make(groups->env, recipe, e), e);
 		if (r)
 			return r;
 	}
