@@ -565,3 +565,39 @@ def test_a_join_without_the_index_ends_in_time_and_names_the_engines_node(cluste
     cluster.up()
     with forebay.connect(cluster.socket(1)) as fb, fb.join("early", run="1", rank=0, size=1, timeout=LIMIT_S):
         pass
+
+
+# ---- standard descriptors -------------------------------------------------------------------------------------------------
+
+STDERR = {
+    "whose reader is gone": "r, w = os.pipe(); os.dup2(w, 2)",
+    "whose reader does not read": "r, w = os.pipe(); fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 4096); os.set_inheritable(r, True); os.dup2(w, 2)",
+    "that is full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    "that is closed, as the others are": "os.close(0); os.close(1); os.close(2)",
+}
+
+
+@pytest.mark.parametrize("what", STDERR)
+def test_a_daemon_outlives_a_standard_error(tmp_path, what):
+    source = f"import fcntl, os, sys; {STDERR[what]}; os.execv(sys.argv[1], sys.argv[1:])"
+    cluster = job.Cluster(tmp_path / "c", 1, more="log = debug\n")
+    cluster.inside[0] = [sys.executable, "-c", source]
+    with cluster:
+        with cluster.connect() as fb, fb.join("g", run="0", rank=0, size=1) as group:
+            for step in range(1, 40):
+                assert job.save(group, "m", step, [("x", b"x", {})]).version == step
+        folder = f"/proc/{cluster.daemons[0].pid}/fd"
+        ends = [os.readlink(f"{folder}/{fd}") for fd in range(3)]
+        assert all(end.startswith(("/", "pipe:")) for end in ends), ends
+        assert cluster.running(0)
+
+
+def test_a_file_that_may_not_be_so_large_is_said_in_words(tmp_path):
+    cluster = job.Cluster(tmp_path / "c", 1)
+    cluster.inside[0] = ["prlimit", "--fsize=2000000:2000000"]
+    cluster.launch()
+    try:
+        assert cluster.daemons[0].wait(LIMIT_S) == 1
+        assert "File too large" in cluster.logs()
+    finally:
+        cluster.kill()

@@ -160,7 +160,7 @@
 	SERIES(HTTP_405, "405") \
 	SERIES(HTTP_503, "503") \
 	FAMILY(log_lines_total, COUNT, "lines", "level", \
-		"Lines of the log, by level; suppressed: repeats that were left out.") \
+		"Lines of the log, by level; suppressed: repeats that were left out, and what standard error had no room for.") \
 	SERIES(LOG_ERRORS, "error") \
 	SERIES(LOG_WARNINGS, "warn") \
 	SERIES(LOG_INFOS, "info") \

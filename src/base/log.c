@@ -1,12 +1,16 @@
 #include "base/log.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/counter.h"
@@ -47,6 +51,14 @@ bool log_gate_pass(struct log_gate *gate, const char *event, uint64_t now_s, uin
 	return ++slot->lines <= LOG_LINES_A_WINDOW;
 }
 
+int log_guard(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd)
+			return -EBADF;
+	return 0;
+}
+
 void log_node(const char *node)
 {
 	setup.node = node;
@@ -56,6 +68,7 @@ void log_node(const char *node)
 static void write_line(enum log_level level, const char *line)
 {
 	static const char *const names[] = { "error", "warn", "info", "debug" };
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	struct timespec now;
 	struct tm utc;
 	char stamp[32], text[LOG_LINE_MAX + 64];
@@ -63,8 +76,14 @@ static void write_line(enum log_level level, const char *line)
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &utc);
 	strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%S", &utc);
-	snprintf(text, sizeof(text), "%s.%03ldZ %s %s\n", stamp, now.tv_nsec / 1000000, names[level], line);
-	fputs(text, stderr);
+	int len = snprintf(text, sizeof(text), "%s.%03ldZ %s %s\n", stamp, now.tv_nsec / 1000000, names[level], line);
+	struct pollfd out = { .fd = STDERR_FILENO, .events = POLLOUT };
+
+	/* who reads the log may have stopped, or be gone: nobody waits for him. A pipe with room takes a line (PIPE_BUF) at once */
+	pthread_mutex_lock(&lock);
+	if (poll(&out, 1, 0) != 1 || !(out.revents & POLLOUT) || write(STDERR_FILENO, text, (size_t)len) < 0)
+		count(COUNT_LOG_SUPPRESSED, 1);
+	pthread_mutex_unlock(&lock);
 }
 
 static void log_stderr(enum log_level level, const char *event, const char *line)

@@ -4,7 +4,7 @@
  *
  * An event is "room.what", a name from docs/logs.md (compared with the source by a test), and its values are key=value: save=ID, group=,
  * node=, bundle=, step=, version=, peer=, and last, in quotes, words=. On standard error an event that repeats too often is left out,
- * and how many lines that were is said.
+ * and how many lines that were is said; a line for which there is no room at once is left out and counted.
  */
 #pragma once
 
@@ -16,6 +16,10 @@ enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
 /* @sink gets whole lines without the newline; NULL: standard error with a time stamp. Call before threads start. */
 void log_setup(enum log_level level, void (*sink)(void *arg, enum log_level level, const char *line), void *arg);
+
+/* First of all in a process: a descriptor from 0 to 2 that is closed becomes /dev/null's. Else what is opened next has that number, and words for people
+ * are written into it. 0, or -EBADF. */
+int log_guard(void);
 
 /* Lines say from now on that they are of @node, right behind the event. It stays the caller's. Call before threads start. */
 void log_node(const char *node);

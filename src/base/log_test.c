@@ -4,8 +4,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/counter.h"
@@ -125,6 +127,41 @@ static void without_a_sink_a_line_goes_to_standard_error_with_its_time(void **st
 	assert_string_equal(strchr(text, ' '), " warn disk.full path=/x\n");
 }
 
+static void nobody_waits_for_who_does_not_read_the_log(void **state)
+{
+	uint64_t before = count_value(COUNT_LOG_SUPPRESSED);
+	int saved = dup(STDERR_FILENO), ends[2];
+
+	assert_true(saved >= 0);
+	assert_int_equal(pipe(ends), 0);
+	assert_true(fcntl(ends[1], F_SETPIPE_SZ, 4096) >= 0);
+	log_setup(LOG_INFO, NULL, NULL);
+	assert_true(dup2(ends[1], STDERR_FILENO) >= 0);
+	for (int i = 0; i < 150; i++)
+		logm(LOG_WARN, "disk.full", "path=%s", "/a/path/that/is/not/too/short");
+	assert_true(dup2(saved, STDERR_FILENO) >= 0);
+	close(saved);
+	close(ends[0]);
+	close(ends[1]);
+	assert_true(count_value(COUNT_LOG_SUPPRESSED) > before);
+}
+
+static void a_closed_standard_descriptor_is_nobodys_file(void **state)
+{
+	struct stat null, now;
+	int saved = dup(STDERR_FILENO);
+
+	assert_true(saved >= 0);
+	close(STDERR_FILENO);
+	int r = log_guard(), told = fstat(STDERR_FILENO, &now);
+	assert_true(dup2(saved, STDERR_FILENO) >= 0);
+	close(saved);
+	assert_int_equal(r, 0);
+	assert_int_equal(told, 0);
+	assert_int_equal(stat("/dev/null", &null), 0);
+	assert_int_equal(now.st_rdev, null.st_rdev);
+}
+
 static void an_event_that_repeats_too_often_is_left_out_and_then_said(void **state)
 {
 	struct log_gate gate = { 0 };
@@ -178,6 +215,8 @@ int main(void)
 		cmocka_unit_test_setup(numbers_are_as_printf_has_them, set_up),
 		cmocka_unit_test_setup(a_long_line_is_cut_and_says_so, set_up),
 		cmocka_unit_test_setup(without_a_sink_a_line_goes_to_standard_error_with_its_time, set_up),
+		cmocka_unit_test(nobody_waits_for_who_does_not_read_the_log),
+		cmocka_unit_test(a_closed_standard_descriptor_is_nobodys_file),
 		cmocka_unit_test(an_event_that_repeats_too_often_is_left_out_and_then_said),
 		cmocka_unit_test(events_beyond_the_table_always_pass),
 		cmocka_unit_test_setup(lines_are_counted_by_level, set_up),

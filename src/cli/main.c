@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "cli/command.h"
 #include "cli/verbs.h"
 
@@ -53,6 +54,8 @@ int main(int argc, char **argv)
 	const char *word = argc > 1 ? argv[1] : "";
 	const struct verb *verb = find_verb(word);
 
+	if (log_guard())
+		return EXIT_FAILURE;
 	setvbuf(stderr, NULL, _IOLBF, BUFSIZ); /* a line in one write: others may write to it, too */
 	if (verb) {
 		command_verb = verb->name;

@@ -274,6 +274,8 @@ static int run_daemon(struct run *run)
 	int r;
 
 	raise_descriptors();
+	(void)signal(SIGPIPE, SIG_IGN); /* who reads the log is gone: that is his affair */
+	(void)signal(SIGXFSZ, SIG_IGN); /* a file would be larger than this user may make it: EFBIG says so */
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
@@ -343,6 +345,8 @@ int main(int argc, char **argv)
 {
 	static struct run run;
 
+	if (log_guard())
+		return 1;
 	if (read_settings(&run, argc, argv)) {
 		complain(run.error.text);
 		return EXIT_MISUSED;
