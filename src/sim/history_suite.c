@@ -29,6 +29,7 @@
 #define KEYS_MAX	 10000
 #define REBUILDS_ONCE_IN 4
 #define GENTLE_ONCE_IN	 3 /* of those that would be calm */
+#define RIVALS_ONCE_IN	 8
 #define REFUSED_ONCE_IN	 8
 #define PACK_HEAD	 4096
 
@@ -524,11 +525,11 @@ static int judge_labels(struct client *c, unsigned bundle)
 	return r;
 }
 
-static int judge(struct history *h, unsigned node, struct buf *text)
+static int judge_at(struct history *h, const char *socket, struct buf *text)
 {
-	struct person *person = person_born(h, node);
+	struct person *person = person_born(h, 0);
 	struct client c;
-	int r = client_begin(&c, h, person->env, h->nodes[node].socket);
+	int r = client_begin(&c, h, person->env, socket);
 
 	for (unsigned bundle = 0; bundle < BUNDLES && !r; bundle++) {
 		r = judge_bundle(&c, bundle, text);
@@ -538,8 +539,13 @@ static int judge(struct history *h, unsigned node, struct buf *text)
 	client_end(&c);
 	person_gone(person);
 	if (r)
-		history_fail(h, "n%u does not serve in a healthy world: %s", node, error_name(r));
+		history_fail(h, "%s does not serve in a healthy world: %s", socket, error_name(r));
 	return r;
+}
+
+static int judge(struct history *h, unsigned node, struct buf *text)
+{
+	return judge_at(h, h->nodes[node].socket, text);
 }
 
 static void wake_lister(struct backend_req *req)
@@ -795,9 +801,12 @@ static int judge_space(struct history *h)
 
 static int judge_all(struct history *h)
 {
-	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 };
-	int r = restart(h, world_random(h->world, 2));
+	_cleanup_(buf_fini) struct buf before = { 0 }, after = { 0 }, there = { 0 };
 
+	rival_remember(h);
+	int r = restart(h, world_random(h->world, 2));
+	if (!r)
+		r = rivals_refused(h);
 	if (!r && h->rebuilds && !h->model_store)
 		r = rebuild_beside_damage(h);
 	if (!r && world_random(h->world, 4) == 0)
@@ -813,6 +822,11 @@ static int judge_all(struct history *h)
 	buf_fini(&before);
 	if (!r)
 		r = judge(h, 0, &before);
+	if (!r && h->rivals)
+		r = rival_takes_over(h, judge_at, &there);
+	if (!r && h->rivals && !view_equal(view_buf(&before), view_buf(&there)))
+		history_fail(h, "another cluster's index differs: %.*s -- before: %.*s", (int)there.len,
+			     (char *)there.ptr, (int)before.len, (char *)before.ptr);
 	if (!r)
 		r = rebuild(h);
 	if (!r)
@@ -877,6 +891,8 @@ static int live(void *arg)
 		CHECK(!fiber_start(&troubles, "operator", operator_run, h));
 	if (h->rebuilds)
 		CHECK(!fiber_start(&rebuilds, "rebuilder", rebuilder_run, h));
+	if (h->rivals)
+		CHECK(!fiber_start(&rebuilds, "rival", rival_run, h));
 	if (!r)
 		r = run_jobs(h);
 	if (!r)
@@ -891,11 +907,12 @@ static int live(void *arg)
 	return r;
 }
 
-/* Of its own dice: so histories without rebuilds are as they were. */
-static void draw_rebuilds(struct history *h)
+/* Of its own dice: so histories without rebuilds and rivals are as they were. */
+static void draw_others(struct history *h)
 {
 	const uint64_t n = h->world->seed * UINT64_C(0x9e3779b97f4a7c15) >> 40;
 
+	h->rivals = !h->one_loss && n / 12 % RIVALS_ONCE_IN == 0;
 	h->rebuilds = !h->one_loss && n % (h->calm ? GENTLE_ONCE_IN : REBUILDS_ONCE_IN) == 0;
 	h->gentle = h->calm && h->rebuilds;
 	h->calm = h->calm && !h->rebuilds;
@@ -947,7 +964,7 @@ static void draw_history(struct history *h)
 	h->point_count = 1 + (unsigned)world_random(w, 3);
 	for (int i = 0; i < SLOW_ROOTS && h->tight; i++)
 		world_inject(w, FAULT_SLOW, "/v/0"); /* the end of a save takes long: others want its room */
-	draw_rebuilds(h);
+	draw_others(h);
 	if (h->calm)
 		history_deed(h, DEED_HISTORY_CALM);
 }
@@ -975,6 +992,7 @@ int history_run(uint64_t seed, FILE *story, struct coverage *coverage, uint64_t 
 	world_free(h.world);
 	model_records_free(h.store);
 	model_records_free(h.engine);
+	rival_forget(&h);
 	for (unsigned i = 0; i < h.n_attempts; i++)
 		free(h.attempts[i]);
 	free(h.attempts);

@@ -5,6 +5,7 @@
  *	client_suite.c	a client process: libforebay's core over a simulated unix stream
  *	rank_suite.c	what ranks and the operator do
  *	rebuild_suite.c	the index made again beside all that
+ *	rival_suite.c	a second engine on the same store
  *	zombie_suite.c	nodes that are taken for dead, and what a coordinator says that was overtaken
  *	history_suite.c	nodes, faults, the healing and the last judgement
  */
@@ -18,15 +19,16 @@
 #include "sim/models.h"
 #include "sim/world.h"
 
-#define NODES_MAX   4
-#define RANKS_MAX   6
-#define STEPS_MAX   6
-#define BUNDLES	    2
-#define LABELS	    2
-#define ITEMS_MOST  6
-#define RULES_MAX   64 /* of a bundle */
-#define NUMBERS_MAX 64 /* versions in a bundle */
-#define TENANT	    "default"
+#define NODES_MAX     4
+#define RANKS_MAX     6
+#define STEPS_MAX     6
+#define BUNDLES	      2
+#define LABELS	      2
+#define ITEMS_MOST    6
+#define RULES_MAX     64 /* of a bundle */
+#define NUMBERS_MAX   64 /* versions in a bundle */
+#define TENANT	      "default"
+#define HISTORY_STORE "/store" /* where it is a directory */
 
 /* Counted over all seeds; none may stay at 0. */
 #define DEED_TABLE(X)                                                          \
@@ -73,7 +75,10 @@
 	X(REBUILD_CUT, "a node was killed while the index was made again")     \
 	X(READER_OVER_REBUILD, "a version was open over a rebuild, and kept")  \
 	X(MARK_FORGOTTEN, "a rebuild forgot a deletion, and a label was set")  \
-	X(ROOT_PUT_BACK, "a root was damaged at a rebuild, and put back")
+	X(ROOT_PUT_BACK, "a root was damaged at a rebuild, and put back")      \
+	X(RIVAL_REFUSED, "a second engine, and an older index, were refused")  \
+	X(COPY_REFUSED, "a copy of the store was refused")                     \
+	X(STORE_TAKEN_OVER, "another cluster took the store, and gave it back")
 
 enum deed {
 #define X(name, text) DEED_##name,
@@ -219,6 +224,16 @@ void rebuild_at_mark(struct history *h); /* a deletion is marked: maybe it is he
 int rebuild_beside_damage(
 	struct history *h); /* in a healthy world: a root is damaged, its parent deleted, and it is put back */
 
+/* ---- rival_suite.c ---- */
+
+int rival_run(void *history);		/* a second engine comes amid all that happens; in the end it is gone */
+void rival_remember(struct history *h); /* what index and store are, before another life of the engine */
+void rival_forget(struct history *h);
+int rivals_refused(struct history *h); /* those of before, and an empty one */
+/* In a healthy world: the other cluster is judged. Then the first one is to be started again, with a rebuild. */
+int rival_takes_over(struct history *h, int (*judge)(struct history *h, const char *socket, struct buf *text),
+		     struct buf *text);
+
 /* ---- zombie_suite.c ---- */
 
 struct node;
@@ -256,6 +271,7 @@ struct history {
 	struct coverage *coverage;
 	char failure[512]; /* the first */
 	bool calm;	   /* nothing is done to it: all must succeed */
+	bool rivals;	   /* others want its store */
 	bool rebuilds;	   /* somebody asks for rebuilds */
 	bool gentle;	   /* and nothing else is done to it: who reads is respected, what fails does so for them */
 	bool tight;	   /* and pools are small: saves press each other */
@@ -269,6 +285,7 @@ struct history {
 	bool model_store;
 	uint64_t pool_bytes;
 	struct model_records *store, *engine;
+	struct model_records *old_store, *old_engine; /* rival_remember() */
 	struct nursery flows;
 	struct nursery errands; /* of persons, until the healing */
 	struct list persons;

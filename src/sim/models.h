@@ -11,6 +11,7 @@
 struct model_records; /* sorted by key: objects, or rows */
 
 struct model_records *model_records_new(struct world *world);
+struct model_records *model_records_copy(const struct model_records *records);
 void model_records_free(struct model_records *records); /* accepts NULL; no driver over it is open */
 
 /* The store as @env reaches it: delayed, sometimes failing, sometimes answering long after it has acted. */

@@ -114,6 +114,15 @@ static void drop(struct model_records *records, struct view key)
 	memmove(&records->records[at], &records->records[at + 1], (--records->n - at) * sizeof(struct record *));
 }
 
+struct model_records *model_records_copy(const struct model_records *records)
+{
+	struct model_records *copy = model_records_new(records->world);
+
+	for (size_t i = 0; i < records->n; i++)
+		CHECK(!put(copy, view_buf(&records->records[i]->key), view_buf(&records->records[i]->value)));
+	return copy;
+}
+
 /* An answer's way: a process that dies before the effect has none, one that dies after it never hears of it. */
 static int pass(struct env *env, uint64_t most_ns)
 {

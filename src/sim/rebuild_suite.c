@@ -296,7 +296,7 @@ static int walk_damage(struct client *c, struct attempt *child, struct attempt *
 	uint64_t unclear;
 	char path[128];
 
-	snprintf(path, sizeof(path), "/store/t/" TENANT "/b/%s/v/%020" PRIu64 "/root",
+	snprintf(path, sizeof(path), HISTORY_STORE "/t/" TENANT "/b/%s/v/%020" PRIu64 "/root",
 		 child->bundle ? "model" : "job%2Fa", child->version);
 	if (world_rot(c->env, path, ROOT_BYTE))
 		return 0; /* it has gone by a rule */
