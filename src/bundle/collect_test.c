@@ -80,6 +80,38 @@ static void foreign_objects_are_told_and_stay(struct shelf *shelf, struct shelf 
 		-ENOENT, e);
 }
 
+/* Somebody sets a root aside before he tries something: under a version that lives, and under one that was deleted. */
+static void what_is_not_ours_beside_a_root_is_told_and_stays(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	static const char *const names[] = { "root.bak", "notes.txt", "0123456789abcdef-items-", "slot.d/x" };
+	struct place at = place();
+	struct collect_counts counts;
+	char key[KEY_BYTES];
+
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	for (uint64_t number = 1; number <= 2; number++)
+		for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+			snprintf(key, sizeof(key), "%sv/%020" PRIu64 "/%s", at.prefix, number, names[i]);
+			EXPECT_CALL(backend_write(shelf->bed->backend, key, view_str("mine"), true, deadline(shelf), e),
+				    0, e);
+		}
+	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
+	for (int pass = 0; pass < 3; pass++)
+		EXPECT_CALL(bundles_collect(other->bundles, tenant(), view_str(bundle), deadline(shelf), NULL, NULL,
+					    &counts, e),
+			    0, e);
+	EXPECT_INT(counts.unclear, 2 * ARRAY_LEN(names));
+	for (uint64_t number = 1; number <= 2; number++)
+		for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+			_cleanup_(buf_fini) struct buf bytes = { 0 };
+
+			snprintf(key, sizeof(key), "%sv/%020" PRIu64 "/%s", at.prefix, number, names[i]);
+			EXPECT_CALL(backend_read(shelf->bed->backend, key, 64, &bytes, deadline(shelf), e), 0, e);
+			EXPECT_INT(bytes.len, 4);
+		}
+}
+
 static void a_pack_that_is_missing_under_a_version_is_an_alarm(struct shelf *shelf, struct shelf *other,
 							       struct error *e)
 {
@@ -203,6 +235,7 @@ int main(void)
 		SHELF_STORY(what_dead_saves_left_is_swept_and_nothing_else),
 		SHELF_STORY(two_collections_meet_on_a_node),
 		SHELF_STORY(foreign_objects_are_told_and_stay),
+		SHELF_STORY(what_is_not_ours_beside_a_root_is_told_and_stays),
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
 		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
 		SHELF_STORY(what_only_the_last_pass_understands_is_not_told),

@@ -20,6 +20,8 @@
 #include "base/check.h"
 #include "bundle/scan.h"
 
+#define SAVE_ID_DIGITS 16
+
 /* What a map says of a key; never NULL. */
 static char mark_seen, mark_named;
 
@@ -278,6 +280,18 @@ static int finish_number(struct scan *scan)
 	return r ? r : sort_segments(scan, ended, scan->has_slot);
 }
 
+/* SAVE-items-K or SAVE-blocks-K: all that is ours beside a root and a slot. A copy of a root that somebody has put there is not. */
+static bool is_segment(const char *name)
+{
+	const char *kind = name + SAVE_ID_DIGITS;
+
+	if (strspn(name, "0123456789abcdef") != SAVE_ID_DIGITS)
+		return false;
+	size_t len = !strncmp(kind, "-items-", 7) ? 7 : !strncmp(kind, "-blocks-", 8) ? 8 : 0;
+	const char *part = kind + len;
+	return len && *part && !part[strspn(part, "0123456789")];
+}
+
 static int take_version_key(void *arg, const char *key, char *after)
 {
 	struct scan *scan = arg;
@@ -299,8 +313,10 @@ static int take_version_key(void *arg, const char *key, char *after)
 		scan->has_root = true;
 	else if (view_equal(rest, view_str("slot")))
 		scan->has_slot = true;
-	else
+	else if (is_segment((const char *)rest.ptr))
 		return append_key(&scan->segments, key, scan->e);
+	else
+		not_understood(scan, key);
 	return 0;
 }
 
