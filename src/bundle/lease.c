@@ -236,34 +236,61 @@ static void reader_drop(struct bundles *bundles, const struct place *place, stru
 	reader_end(bundles, place, version->number, lease, deadline_ns);
 }
 
-/* Does it have to be asked for again? */
+/* Does it have to be asked for, or asked for again? */
 static bool is_due(const struct bundles *bundles, const struct version *version)
 {
 	return env_now(bundles->env) - version->leased_ns > READER_LEASE_MS / 3 * NS_PER_MS;
+}
+
+/*
+ * It was opened while the index gave no answer, and nothing kept it since. 0: it is there, and our lease with it; 1: it is gone, and nobody
+ * shall have it from the cache any more; -EAGAIN: whoever deletes it has not come to an end; negative: that is not known.
+ */
+static int check_late(struct bundles *bundles, const struct place *place, struct version *version, uint64_t deadline_ns)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row;
+	int r = row_read_version(bundles, place, version->number, &bytes, &row, deadline_ns, NULL);
+
+	if (r < 0)
+		return r;
+	if (r != ROW_ABSENT && row.save_id == version->save_id)
+		return row.state == ROW_LIVE ? 0 : -EAGAIN;
+	reader_drop(bundles, place, version, deadline_ns);
+	cache_drop(bundles, place, version->number);
+	return 1;
+}
+
+static int renew(struct bundles *bundles, const struct place *place, struct version *version)
+{
+	uint64_t asked_ns = env_now(bundles->env), deadline_ns = env_in_ms(bundles->env, READER_LEASE_MS / 3);
+	int r = reader_begin(bundles, place, version->number, &version->lease, deadline_ns, NULL);
+
+	if (!r && !version->leased_ns)
+		r = check_late(bundles, place, version, deadline_ns);
+	if (!r)
+		version->leased_ns = asked_ns;
+	return r;
 }
 
 /* 0: it needs nothing now; 1: it was asked for or given back, so the list may be another; negative: that failed. */
 static int keep_one(struct bundles *bundles, struct version *version)
 {
 	_cleanup_(cleanup_version_put) struct version *held = NULL;
-	uint64_t asked_ns = env_now(bundles->env), deadline_ns = env_in_ms(bundles->env, READER_LEASE_MS / 3);
 	struct place place;
 	int r = 0;
 
-	if (!version->leased_ns || version->leasing ||
-	    place_init(view_str(version->tenant), view_str(version->bundle), &place, NULL))
+	if (version->leasing || place_init(view_str(version->tenant), view_str(version->bundle), &place, NULL))
 		return 0;
 	bool idle = version->refs == 1 && !is_opening(bundles, &place, version->number);
-	if (!idle && !is_due(bundles, version))
+	if (idle ? !version->leased_ns : !is_due(bundles, version))
 		return 0;
 	held = version_get(version);
 	version->leasing = true;
 	if (idle)
-		reader_drop(bundles, &place, version, deadline_ns);
+		reader_drop(bundles, &place, version, env_in_ms(bundles->env, READER_LEASE_MS / 3));
 	else
-		r = reader_begin(bundles, &place, version->number, &version->lease, deadline_ns, NULL);
-	if (!idle && !r)
-		version->leased_ns = asked_ns;
+		r = renew(bundles, &place, version);
 	version->leasing = false;
 	return r ? r : 1;
 }
@@ -274,20 +301,20 @@ int readers_keep(void *arg)
 	int r = 0;
 
 	while (!r) {
-		bool leased = false;
+		bool busy = false;
 		int kept = 0;
 
 		list_each(node, &bundles->cached) {
 			struct version *version = list_entry(node, struct version, cached);
 
-			leased |= version->leased_ns != 0;
+			busy |= version->leased_ns || version->refs > 1;
 			kept = keep_one(bundles, version);
 			if (kept)
 				break;
 		}
 		if (kept <= 0)
-			r = leased ? fiber_sleep_until(env_in_ms(bundles->env, READER_TICK_MS)) :
-				     wait_at(&bundles->stirred, env_in_ms(bundles->env, IDLE_MS));
+			r = busy ? fiber_sleep_until(env_in_ms(bundles->env, READER_TICK_MS)) :
+				   wait_at(&bundles->stirred, env_in_ms(bundles->env, IDLE_MS));
 		r = r == -ETIMEDOUT ? 0 : r;
 	}
 	return 0;

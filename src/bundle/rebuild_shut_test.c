@@ -195,6 +195,25 @@ static void what_is_open_at_a_rebuild_is_not_deleted_behind_it(struct shelf *she
 	EXPECT(strstr(e->text, "is being read on node"));
 }
 
+/* By the store alone, and so without a lease. */
+static void what_is_opened_during_a_rebuild_is_not_deleted_behind_it(struct shelf *shelf, struct shelf *other,
+								     struct error *e)
+{
+	_cleanup_(cleanup_version_put) struct version *version = NULL;
+	struct rebuilding r;
+
+	shelf_save(shelf, bundle, 1);
+	shelf->bundles->grace_ns = READER_LEASE_MS / 3 * NS_PER_MS;
+	rebuild_begin(&r, shelf, shelf);
+	EXPECT_CALL(open_it(other, "1", &version, e), 0, e);
+	EXPECT(!version->leased_ns);
+	rebuild_end(&r);
+	while (delete_it(shelf, 1, e) == -EBUSY && strstr(e->text, "was rebuilt a moment ago"))
+		EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 100)), 0);
+	EXPECT_INT(e->code, -EBUSY);
+	EXPECT(strstr(e->text, "is being read on node"));
+}
+
 static void a_mark_that_a_rebuild_forgot_ends_nothing(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	struct place at = place();
@@ -390,6 +409,7 @@ int main(void)
 		SHELF_STORY(a_rebuild_goes_on_when_its_asker_is_gone),
 		SHELF_STORY(a_rebuild_that_fails_leaves_the_rows_shut),
 		SHELF_STORY(what_is_open_at_a_rebuild_is_not_deleted_behind_it),
+		SHELF_STORY(what_is_opened_during_a_rebuild_is_not_deleted_behind_it),
 		SHELF_STORY(a_mark_that_a_rebuild_forgot_ends_nothing),
 		SHELF_STORY(no_row_of_before_comes_again),
 		SHELF_STORY(a_root_that_cannot_be_read_keeps_all_packs_before_it),
