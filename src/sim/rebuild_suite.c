@@ -51,7 +51,8 @@ static int ask(struct history *h)
 		r = rebuild_ask(&c);
 	client_end(&c);
 	person_gone(person);
-	if (r && r != -EBUSY && r != -ECANCELED && h->gentle)
+	/* another one that is under way: it is busy with that, or raised the generation above what the asker's node has heard */
+	if (r && r != -EBUSY && r != -ERR_ESTALEEPOCH && r != -ECANCELED && h->gentle)
 		history_fail(h, "a rebuild failed although nothing was in its way: %s", error_name(r));
 	return r;
 }
