@@ -291,6 +291,20 @@ static int expect(struct history *h, int r, int expected, const char *what)
 	return -EPROTO;
 }
 
+/* A rule may have deleted it, and its tombstone be there. */
+static bool opens(struct client *c, const struct attempt *a)
+{
+	_cleanup_(buf_fini) struct buf answer = { 0 };
+	struct msg_open_reply open;
+	char number[24];
+
+	snprintf(number, sizeof(number), "%" PRIu64, a->version);
+	if (client_open(c, a->bundle, number, 0, &answer, &open))
+		return false;
+	client_close(c, open.handle);
+	return true;
+}
+
 static int walk_damage(struct client *c, struct attempt *child, struct attempt *parent)
 {
 	struct history *h = c->h;
@@ -299,8 +313,8 @@ static int walk_damage(struct client *c, struct attempt *child, struct attempt *
 
 	snprintf(path, sizeof(path), HISTORY_STORE "/t/" TENANT "/b/%s/v/%020" PRIu64 "/root",
 		 child->bundle ? "model" : "job%2Fa", child->version);
-	if (world_rot(c->env, path, ROOT_BYTE))
-		return 0; /* it has gone by a rule */
+	if (!opens(c, child) || world_rot(c->env, path, ROOT_BYTE))
+		return 0;
 	int r = expect(h, rebuild_ask(c), -ERR_EDAMAGED, "a rebuild");
 	if (!r)
 		r = operator_delete(c, parent);
