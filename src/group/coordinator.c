@@ -831,14 +831,24 @@ bool coordinator_knows(const struct cgroup *group, uint64_t save_id)
 	return coordinator_save(group, save_id) || (ended && ended->code != -ERR_ESTALEEPOCH);
 }
 
+/* It goes on without what that node holds of it. */
+static bool leaves_out(const struct csave *save, const char *node)
+{
+	for (size_t i = 0; save->nodes && i < save->recipe->n_nodes; i++)
+		if (save->nodes[i].lost && !strcmp(save->recipe->nodes[i], node))
+			return true;
+	return false;
+}
+
 /* Under way here, or ended lately. -ENOENT; -EAGAIN: this node does not coordinate the group (any more). */
-static int find_end(struct groups *groups, const struct msg_g_ask *ask, struct msg_g_end *ret)
+static int find_end(struct groups *groups, const char *from, const struct msg_g_ask *ask, struct msg_g_end *ret)
 {
 	const struct cgroup *group = coordinator_of(groups, ask->tenant, ask->group);
 	const struct csave *save = group ? coordinator_save(group, ask->save_id) : NULL;
 
 	if (save) {
-		*ret = (struct msg_g_end){ .stage = save->state < SAVE_DURABLE ? save->state : SAVE_STAGED };
+		*ret = (struct msg_g_end){ .stage = save->state < SAVE_DURABLE ? save->state : SAVE_STAGED,
+					   .code = leaves_out(save, from) ? ERR_ENODE : 0 };
 		return 0;
 	}
 	const struct ended_save *ended = coordinator_ended(groups, ask->save_id);
@@ -863,7 +873,7 @@ static int serve_ask(void *arg, const char *from, struct view body, uint64_t dea
 
 	if (r)
 		return error_set(e, r, "malformed G_ASK from %s", from);
-	r = find_end(arg, &ask, &end);
+	r = find_end(arg, from, &ask, &end);
 	if (r)
 		return error_set(e, r, "save %016" PRIx64 " is not under way here", ask.save_id);
 	return msg_g_end_encode(&end, answer);

@@ -125,6 +125,8 @@ int orphan_watch(struct msave *save);
 void msave_fail(struct msave *save, int code, const char *words);
 /* Tells the ranks here the state that it has come to; @from: the figures, or why it failed. */
 void msave_push_stage(struct msave *save, const struct msg_g_stage *from);
+/* It has come to that state, captured or staged; the ranks here are told. */
+void msave_reach(struct msave *save, enum save_state state, const struct msg_g_stage *from);
 /* Of a captured or staged one: its blocks are clean cache from now on. */
 void msave_end_durable(struct msave *save, const struct msg_g_stage *stage);
 /* Lets go of an ended save once no rank can touch its spans. */

@@ -46,7 +46,13 @@ static void lose_coordinator(struct msave *save)
 	}
 }
 
-/* How the save is, by its coordinator's answer. */
+/* It went on without what this node was to hold: a G_RESERVE may have come when nobody waited for its answer any more. */
+static bool is_left_out(const struct msave *save, const struct msg_g_end *end)
+{
+	return !save->n_offers && save->state < SAVE_CAPTURED && (end->code == ERR_ENODE || end->stage == SAVE_DURABLE);
+}
+
+/* How the save is, by its coordinator's answer. What ranks here have captured is counted, though the word of it was not heard. */
 static void take_end(struct msave *save, const struct msg_g_end *end)
 {
 	_cleanup_(cleanup_mem) char *words = view_dup(end->words);
@@ -58,8 +64,13 @@ static void take_end(struct msave *save, const struct msg_g_end *end)
 		lose_coordinator(save);
 	} else if (end->stage == SAVE_FAILED) {
 		msave_fail(save, end->code ? -(int)end->code : -EIO, words ? words : "the save failed");
-	} else if (end->stage == SAVE_DURABLE && save_state_is_captured(save->state)) {
-		msave_end_durable(save, &stage);
+	} else if (is_left_out(save, end)) {
+		msave_fail(save, -ERR_ENODE, "the save went on without this node, which had not answered in time");
+	} else if (end->stage >= SAVE_CAPTURED) {
+		if (save->state == SAVE_CAPTURING)
+			msave_reach(save, SAVE_CAPTURED, &(struct msg_g_stage){ 0 });
+		if (end->stage == SAVE_DURABLE && save_state_is_captured(save->state))
+			msave_end_durable(save, &stage);
 	}
 }
 

@@ -68,6 +68,15 @@ static void remember_part(struct msave *save)
 		save->part->refs++;
 }
 
+void msave_reach(struct msave *save, enum save_state state, const struct msg_g_stage *from)
+{
+	save_state_move(&save->state, state);
+	if (state == SAVE_CAPTURED)
+		remember_part(save);
+	wake_all(&save->changed);
+	msave_push_stage(save, from);
+}
+
 static void become_clean(struct msave *save)
 {
 	for (size_t i = 0; save->blocks && i < save->part->n_blocks; i++)
@@ -83,10 +92,8 @@ static void become_clean(struct msave *save)
 /* Captured or staged. Ranks hear each stage, in order. */
 void msave_end_durable(struct msave *save, const struct msg_g_stage *stage)
 {
-	if (save->state == SAVE_CAPTURED) {
-		save_state_move(&save->state, SAVE_STAGED);
-		msave_push_stage(save, &(struct msg_g_stage){ 0 });
-	}
+	if (save->state == SAVE_CAPTURED)
+		msave_reach(save, SAVE_STAGED, &(struct msg_g_stage){ 0 });
 	save_state_move(&save->state, SAVE_DURABLE);
 	become_clean(save);
 	wake_all(&save->changed);
@@ -142,11 +149,7 @@ static int serve_stage(void *arg, const char *from, struct view body, uint64_t d
 	if (!save_state_may_move(save->state, stage.stage))
 		return error_set(e, -EPROTO, "save %016" PRIx64 ": from %s to %s", stage.save_id,
 				 save_state_name(save->state), save_state_name(stage.stage));
-	save_state_move(&save->state, stage.stage);
-	if (save->state == SAVE_CAPTURED)
-		remember_part(save);
-	wake_all(&save->changed);
-	msave_push_stage(save, &stage);
+	msave_reach(save, stage.stage, &stage);
 	return 0;
 }
 

@@ -10,7 +10,7 @@
 
 #include "cluster/inside.h"
 #include "daemon/daemon.h"
-#include "group/inside.h"
+#include "group/member.h"
 #include "sim/inside.h"
 
 #define MIB	  (1u << 20)
@@ -362,6 +362,202 @@ static void a_successor_asks_each_node_that_keeps_what_it_needs(void **state)
 	crowd_play(1, 4, 32 * MIB, keepers_story);
 }
 
+/* ---- a node that slept while others went on ---- */
+
+#define ASLEEP_MS  10000 /* longer than a peer may be silent */
+#define LET_GO_MS  15000 /* a save of which nothing is heard is asked for after 10 s */
+#define COPIES_ALL 3
+
+static struct crowd *late;
+
+static struct handler reserve_handler;
+
+/* As a node that is stopped, and goes on when its caller has given it up and closed the connection. */
+static int make_room_late(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			  struct error *e)
+{
+	world_silence(late->world, "n2", "n1", true);
+	assert_int_equal(fiber_sleep_until(deadline_ns), -ECANCELED);
+	return reserve_handler.serve(arg, from, body, deadline_ns, answer, e);
+}
+
+static const struct csave *coordinated_save(void)
+{
+	const struct map *coordinated = &groups_on(late, 1)->coordinated;
+	const struct cgroup *group = coordinated->n ? map_value(map_first(coordinated)) : NULL;
+
+	return !group || list_empty(&group->saves) ? NULL : list_entry(group->saves.next, struct csave, link);
+}
+
+static const struct msave *held_late(void)
+{
+	const struct list *msaves = &groups_on(late, 2)->msaves;
+
+	return list_empty(msaves) ? NULL : list_entry(msaves->next, struct msave, link);
+}
+
+static bool holds_late(struct crowd *crowd)
+{
+	return held_late() && held_late()->admitted;
+}
+
+static bool holds_nothing(struct crowd *crowd)
+{
+	struct pool_stats stats;
+
+	pool_stats(store_pool(groups_on(crowd, 2)->shares->store), &stats);
+	return !held_late() && !groups_on(crowd, 2)->shares->turns.now && !stats.used_bytes[POOL_READ];
+}
+
+static int save_copied(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	const struct core_save_options options = { .copies = COPIES_ALL };
+
+	return crowd_save(rank, "late", 1, &options, &item, 1, NULL);
+}
+
+static int late_life(void *arg)
+{
+	const struct crowd_job job = { "late", "0", 1, .first_node = 1, .live = save_copied };
+
+	crowd_work(arg, &job);
+	return 0;
+}
+
+/* The order to make room arrives when the save goes on without that node: @slow while it is on its way to the store, or when it is durable. */
+static int late_story(struct crowd *crowd, bool slow)
+{
+	struct nursery nursery;
+
+	late = crowd;
+	nursery_init(&nursery, crowd->world->loop);
+	struct handler *handler = &groups_on(crowd, 2)->cluster->handlers[MSG_G_RESERVE];
+	reserve_handler = *handler;
+	handler->serve = make_room_late;
+	if (slow)
+		for (unsigned i = 0; i < crowd->n_nodes; i++)
+			sim_env(crowd->nodes[i].env)->file_rate = SLOW_RATE;
+	assert_int_equal(fiber_start(&nursery, "late", late_life, crowd), 0);
+	assert_true(crowd_until(crowd, holds_late, ASLEEP_MS));
+	world_silence(crowd->world, "n2", "n1", false);
+	if (!slow)
+		assert_int_equal(nursery_wait(&nursery, FOREVER), 0);
+	assert_true(crowd_until(crowd, holds_nothing, LET_GO_MS));
+	assert_int_equal(slow, coordinated_save() != NULL);
+	assert_int_equal(nursery_wait(&nursery, FOREVER), 0);
+	nursery_fini(&nursery);
+	return 0;
+}
+
+static int late_durable_story(struct crowd *crowd)
+{
+	return late_story(crowd, false);
+}
+
+static int late_draining_story(struct crowd *crowd)
+{
+	return late_story(crowd, true);
+}
+
+static void room_that_is_asked_of_a_node_too_late_is_given_back_soon(void **state)
+{
+	crowd_play(1, 3, 32 * MIB, late_durable_story);
+	crowd_play(2, 3, 32 * MIB, late_draining_story);
+}
+
+/* An order of before to make room for @n blocks of 8 MiB, as the coordinator says it with the policy `replace`: full or not. */
+static bool order_room(struct crowd *crowd, const struct ended_save *ended, uint64_t step, unsigned n)
+{
+	_cleanup_(list_buf_fini) struct list_buf receives = { 0 };
+	struct buf body = { 0 }, answer = { 0 };
+	struct msg_g_reserve_reply reply;
+
+	for (unsigned i = 0; i < n; i++) {
+		const struct elem_g_receive receive = { .block = i, .bytes = BLOCK_BYTES_MAX };
+
+		assert_int_equal(elem_g_receive_append(&receives, &receive), 0);
+	}
+	const struct msg_g_reserve reserve = { .tenant = view_str(TENANT),
+					       .group = view_str("turn"),
+					       .incarnation = 1,
+					       .save_id = ended->save_id,
+					       .bundle = view_str("turn"),
+					       .step = step,
+					       .plan = step,
+					       .receives = list_buf_view(&receives),
+					       .queue = 1,
+					       .epoch = UINT64_MAX };
+	assert_int_equal(say(crowd, MSG_G_RESERVE, &body, msg_g_reserve_encode(&reserve, &body), &answer), 0);
+	assert_int_equal(msg_g_reserve_reply_decode(view_buf(&answer), &reply), 0);
+	buf_fini(&answer);
+	return reply.full;
+}
+
+static int save_two(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	int r = crowd_save(rank, "turn", 1, NULL, &item, 1, NULL);
+
+	return r ? r : crowd_save(rank, "turn", 2, NULL, &item, 1, NULL);
+}
+
+/* One holds the room, the other the turn; and both saves are over. */
+static int turn_story(struct crowd *crowd)
+{
+	const struct crowd_job job = { "turn", "0", 1, .first_node = 1, .live = save_two };
+	const struct ended_save *ended = groups_on(crowd, 1)->ended;
+	const struct share *share = groups_on(crowd, 2)->shares;
+	unsigned n;
+
+	late = crowd;
+	crowd_work(crowd, &job);
+	n = (unsigned)(pool_arena(store_pool(share->store), POOL_READ)->size / BLOCK_BYTES_MAX);
+	assert_false(order_room(crowd, &ended[0], 1, n - 1));
+	assert_true(order_room(crowd, &ended[1], 2, n - 1));
+	assert_non_null(share->turns.now);
+	assert_true(crowd_until(crowd, holds_nothing, LET_GO_MS));
+	return 0;
+}
+
+static void a_turn_that_is_kept_for_a_save_that_is_over_is_given_on_soon(void **state)
+{
+	crowd_play(1, 3, 64 * MIB, turn_story);
+}
+
+/* As a node that is stopped: nobody waits for its answer any more. */
+static int answer_too_late(void *arg, const char *from, struct view body, uint64_t deadline_ns, struct buf *answer,
+			   struct error *e)
+{
+	return fiber_sleep_until(deadline_ns + NS_PER_S);
+}
+
+static int save_and_hear(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	uint64_t begin_ns = rank->crowd->world->now_ns;
+	int r = crowd_save(rank, "missed", 1, NULL, &item, 1, NULL);
+
+	assert_true(rank->crowd->world->now_ns - begin_ns < (SETTLE_MS + LET_GO_MS) * NS_PER_MS);
+	return r;
+}
+
+static int missed_story(struct crowd *crowd)
+{
+	const struct crowd_job before = { "missed", "before", 1, .first_node = 1, .live = do_nothing };
+	const struct crowd_job job = { "missed", "0", 2, .first_node = 1, .live = save_and_hear };
+
+	crowd_work(crowd, &before); /* n1 coordinates */
+	groups_on(crowd, 2)->cluster->handlers[MSG_G_STAGE] = (struct handler){ answer_too_late, NULL };
+	crowd_work(crowd, &job);
+	return 0;
+}
+
+static void ranks_whose_node_missed_all_words_of_a_durable_save_are_told_soon(void **state)
+{
+	crowd_play(1, 3, 32 * MIB, missed_story);
+}
+
 /* ---- a rebuild beside a save ---- */
 
 static struct crowd *rebuilding;
@@ -457,6 +653,9 @@ int main(void)
 		cmocka_unit_test(a_replica_that_diverged_is_not_held_for_what_was_saved),
 		cmocka_unit_test(a_successor_has_copies_made_on_nodes_that_had_no_part_in_the_save),
 		cmocka_unit_test(a_successor_asks_each_node_that_keeps_what_it_needs),
+		cmocka_unit_test(room_that_is_asked_of_a_node_too_late_is_given_back_soon),
+		cmocka_unit_test(a_turn_that_is_kept_for_a_save_that_is_over_is_given_on_soon),
+		cmocka_unit_test(ranks_whose_node_missed_all_words_of_a_durable_save_are_told_soon),
 		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save),
 		cmocka_unit_test(a_root_that_is_read_wrong_once_is_not_left_out_of_a_rebuilt_index),
 	};
