@@ -23,7 +23,7 @@
 #define CONDEMNED_MAX	  65536u /* remembered at a time, over all bundles; the others wait for a later pass */
 #define HOLD_FRESH_MS	  1000	 /* so long what was seen of the store's owner counts for deletions */
 #define FOLD_MIN	  8	 /* tombstones that are worth a floor, in the background */
-#define SCAN_TRIES	  4	 /* of a bundle that changes all the time; then a later round looks again */
+#define SCAN_TRIES	  4 /* of a bundle that changes too fast, or is listed late; then a later round looks again */
 #define UNCLEAR_BYTES_MAX 65536u /* of names of a bundle that are told */
 
 struct condemned {
@@ -308,14 +308,16 @@ static int scan_and_judge(struct collecting *c, bool *ret_moved)
 	if (r < 0 || r == SCAN_MOVED)
 		return r < 0 ? r : COLLECT_AGAIN;
 	c->counts.unclear = scan.n_unclear;
+	c->unclear.len = scan.n_unclear ? c->unclear.len : 0;
 	if (r == SCAN_NO_ROW)
 		return scan.n_burned ? COLLECT_AGAIN : 0; /* that made the row */
 	alarm_missing(c, &scan);
 	r = judge_all(c, &scan, &wait);
+	if (!r)
+		r = fold(c, &scan);
 	if (r || scan.n_dead)
 		return r ? r : wait ? wait : COLLECT_AGAIN;
-	r = fold(c, &scan);
-	return r ? r : mark_collected(c, &scan);
+	return mark_collected(c, &scan);
 }
 
 int collect_pass(struct collecting *c)

@@ -229,9 +229,64 @@ static void an_unknown_pack_stays_unless_its_number_is_below_the_floor(struct sh
 	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
 }
 
+/* Once, when a scan that is under way meets the object that it does not understand: behind the slots' rows, before it reads roots. */
+struct meddling {
+	struct shelf *shelf;
+	uint64_t child;
+};
+
+/* The only version that names a pack of 1 has a child that names it, too, and is deleted. */
+static void meddle(void *arg, const char *key)
+{
+	struct meddling *m = arg;
+	struct error e;
+
+	if (m->child)
+		return;
+	m->child = save_child_of(m->shelf, 4, 3);
+	EXPECT_CALL(delete_it(m->shelf, 3, &e), 0, &e);
+}
+
+static void a_bundle_that_changes_meanwhile_is_swept_and_what_came_is_kept(struct shelf *shelf, struct shelf *other,
+									   struct error *e)
+{
+	_cleanup_(save_fini) struct save zombie;
+	struct meddling m = { .shelf = shelf };
+	uint64_t blocks, bytes;
+	struct place at = place();
+	_cleanup_(scan_fini) struct scan scan;
+	char key[KEY_BYTES];
+
+	shelf_save(shelf, bundle, 1);
+	save_begin(&zombie, shelf, bundle, 2);
+	save_packs(&zombie);
+	EXPECT_CALL(slot_burn(other->bundles, &zombie.slot, deadline(shelf), e), 0, e);
+	EXPECT_INT(save_child_of(shelf, 3, 1), 3);
+	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
+	snprintf(key, sizeof(key), "%sv/-strange", at.prefix);
+	EXPECT_CALL(backend_write(shelf->bed->backend, key, view_str("?"), true, deadline(shelf), e), 0, e);
+
+	scan_init(&scan, other->bundles, &at, deadline(shelf), e);
+	scan.unclear = meddle;
+	scan.arg = &m;
+	EXPECT_CALL(scan_run(&scan), 0, e);
+	EXPECT_INT(m.child, 4);
+	EXPECT_INT(scan.n_unclear, 0); /* of what came meanwhile nothing is said */
+	/* two packs of the zombie's, two of 3 and its segments, and the first one of 1, but not the second, which 4 names */
+	EXPECT_INT(scan.n_dead, 7);
+	EXPECT_INT(scan.lowest, 1); /* their tombstones stay as long */
+	EXPECT_CALL(object_delete(shelf->bundles, key, deadline(shelf), e), 0, e);
+	collect(other);
+	EXPECT_INT(count_keys(shelf).packs, 2);
+	EXPECT_CALL(bundle_verify(other->bundles, tenant(), view_str(bundle), 4, deadline(shelf), no_damage, NULL,
+				  &blocks, &bytes, e),
+		    0, e);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		SHELF_STORY(a_bundle_that_changes_meanwhile_is_swept_and_what_came_is_kept),
 		SHELF_STORY(what_dead_saves_left_is_swept_and_nothing_else),
 		SHELF_STORY(two_collections_meet_on_a_node),
 		SHELF_STORY(foreign_objects_are_told_and_stay),

@@ -198,15 +198,17 @@ static inline void fold_zombie(struct save *ret, struct shelf *shelf, struct she
 	EXPECT_INT(count_keys(shelf).packs, 4);
 }
 
-/* A child of version 1 whose second pack is its parent's. */
-static inline uint64_t save_child(struct shelf *shelf, uint64_t seed)
+/* A child of @number whose second pack is its parent's. */
+static inline uint64_t save_child_of(struct shelf *shelf, uint64_t seed, uint64_t number)
 {
+	char spec[24];
 	_cleanup_(save_fini) struct save save;
 	_cleanup_(cleanup_version_put) struct version *parent = NULL;
 	struct error e;
 
-	EXPECT_CALL(open_it(shelf, "1", &parent, &e), 0, &e);
-	save_begin_child(&save, shelf, bundle, seed, 1);
+	snprintf(spec, sizeof(spec), "%" PRIu64, number);
+	EXPECT_CALL(open_it(shelf, spec, &parent, &e), 0, &e);
+	save_begin_child(&save, shelf, bundle, seed, number);
 	EXPECT(save.slot.pinned);
 	save_packs(&save);
 	free(save.version->packs[1].key);
@@ -215,6 +217,11 @@ static inline uint64_t save_child(struct shelf *shelf, uint64_t seed)
 		save.version->blocks[i] = parent->blocks[i];
 	EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, NULL, deadline(shelf), &e), 0, &e);
 	return save.slot.number;
+}
+
+static inline uint64_t save_child(struct shelf *shelf, uint64_t seed)
+{
+	return save_child_of(shelf, seed, 1);
 }
 
 static inline int no_damage(void *arg, const char *object, struct view item, uint64_t block, const char *words)

@@ -8,8 +8,11 @@
  *
  * The store is looked at, not the index. But the index tells whether anything has changed meanwhile: each slot that opens and each
  * version that dies changes the bundle's row. If the row is the same before and after, nothing that is found dead can have been named.
- * And what the index has must have been in the lists, which may be late. Without the bundle's row nothing tells, so slots of the dead end,
- * by which a row comes to be, and that is all.
+ * Else what has come since is in the index: versions that no list had, and open slots, whose parents live. When they have been looked
+ * at, and the row is the same before and after that, all is known that lives at one moment; and whatever is named later is named by a
+ * child of these (catch_up()). So a bundle to which somebody saves all the time is swept, too. And what the index has must have a root,
+ * which a list may show late. Without the bundle's row nothing tells, so slots of the dead end, by which a row comes to be, and that is
+ * all.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -21,6 +24,7 @@
 #include "bundle/scan.h"
 
 #define SAVE_ID_DIGITS 16
+#define CATCH_UPS_MAX  16 /* looks at the rows of a bundle that changes all the time */
 
 /* What a map says of a key; never NULL. */
 static char mark_seen, mark_named;
@@ -139,6 +143,15 @@ static int take_slot_row(void *arg, struct view key, struct view value)
 			scan->lowest = row.parent;
 	}
 	return r;
+}
+
+static int look_at_slot_rows(struct scan *scan)
+{
+	const struct row_key slots = rows_prefix('s', scan->place);
+
+	scan->prefix = slots.len;
+	return rows_each(scan->bundles, row_key_view(&slots), (struct view){ 0 }, take_slot_row, scan,
+			 scan->deadline_ns, scan->e);
 }
 
 /* ---- numbers ---- */
@@ -410,6 +423,8 @@ static int take_other_key(void *arg, const char *key, char *after)
 
 static int look_for_missing(struct scan *scan)
 {
+	struct row_bundle after;
+
 	for (struct map_slot *at = map_first(&scan->live); at; at = map_next(at)) {
 		struct view part = map_key(at);
 		char key[KEY_BYTES];
@@ -431,15 +446,43 @@ static int look_for_missing(struct scan *scan)
 			return error_set(scan->e, r, "cannot look for %s", key);
 		}
 	}
-	return 0;
+	int r = scan->n_missing ? row_read_bundle(scan->bundles, scan->place, &after, scan->deadline_ns, scan->e) : 0;
+	if (r >= 0 && scan->n_missing && after.changes != scan->row.changes) /* they may have been deleted */
+		scan->n_missing = 0;
+	return r < 0 ? r : 0;
 }
 
-/* ---- the whole ---- */
+/* ---- rows ---- */
 
 /*
- * A shared file system may list a name some seconds after another node has made it. Whoever has a row in the index has a root: if a list
- * was without it, nothing may be concluded from what else it was without.
+ * A version that was in no list. It came meanwhile; or a shared file system lists its name some seconds after another node has made it: if
+ * it does not show the root either, nothing may be concluded from what else a list was without.
  */
+static int meet_version(struct scan *scan, uint64_t number)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	int r = root_read(scan->bundles, scan->place, number, &object, scan->deadline_ns, scan->e);
+
+	if (r)
+		return r;
+	scan->behind = true;
+	if (object.state == ROOT_NONE) {
+		scan->moved = true;
+		root_key(scan->place, number, scan->absent);
+	}
+	if (object.state != ROOT_PUBLISHED) /* it is being deleted */
+		return 0;
+	if (number < scan->lowest)
+		scan->lowest = number;
+	r = check_room(scan, &scan->roots);
+	if (!r && map_put(&scan->roots, save_view(&number), &mark_seen) == -ENOMEM)
+		r = no_memory(scan->e);
+	if (!r)
+		r = note_save(scan, object.head.save_id, number, ENDED_PUBLISHED);
+	return r ? r : keep_all(scan, object.root.packs, object.root.segments, false);
+}
+
+/* Whoever has a row in the index has a root. */
 static int look_for_row(void *arg, struct view key, struct view value)
 {
 	struct scan *scan = arg;
@@ -448,10 +491,9 @@ static int look_for_row(void *arg, struct view key, struct view value)
 	view_take(&key, scan->prefix);
 	if (number_decode(key, 20, &number) != 0)
 		return 0;
-	if (!map_get(&scan->roots, save_view(&number))) {
-		scan->moved = true;
-		root_key(scan->place, number, scan->absent);
-	} else if (has_ended(scan, number)) { /* a tombstone that came late: the row goes, too */
+	if (!map_get(&scan->roots, save_view(&number)))
+		return meet_version(scan, number);
+	if (has_ended(scan, number)) { /* a tombstone that came late: the row goes, too */
 		enum root_state state;
 
 		scan->moved = true;
@@ -469,6 +511,89 @@ static int compare_rows(struct scan *scan)
 			 scan->deadline_ns, scan->e);
 }
 
+/* ---- what came meanwhile ---- */
+
+/* A version may be deleted below a slot that has it as its parent: what it named stays. */
+static int keep_parent(struct scan *scan, uint64_t number)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	int r = root_read(scan->bundles, scan->place, number, &object, scan->deadline_ns, scan->e);
+
+	if (!r && object.state == ROOT_PUBLISHED)
+		r = keep_all(scan, object.root.packs, object.root.segments, true);
+	if (!r && object.state == ROOT_DELETED)
+		r = keep_all(scan, object.tomb.packs, object.tomb.segments, true);
+	return r;
+}
+
+static int look_at_rows(struct scan *scan)
+{
+	int r = look_at_slot_rows(scan);
+
+	for (struct map_slot *at = map_first(&scan->parents); !r && at; at = map_next(at)) {
+		uint64_t number;
+
+		memcpy(&number, map_key(at).ptr, sizeof(number));
+		r = keep_parent(scan, number);
+	}
+	return r ? r : compare_rows(scan);
+}
+
+/* Takes from the dead what is named by now, and what was written by a save that goes on under another number. What stays keeps its number. */
+static void spare_named(struct scan *scan)
+{
+	const char *at = (const char *)scan->dead.ptr, *end = at + scan->dead.len;
+	size_t prefix = strlen(scan->place->prefix), kept = 0;
+
+	for (size_t len; at < end; at += len) {
+		const char *key = at + 1;
+		uint64_t save_id;
+		const struct saved *saved = save_of_key(key, &save_id) ? NULL :
+									 map_get(&scan->saves, save_view(&save_id));
+
+		len = 1 + strlen(key) + 1;
+		if (map_get(&scan->live, view_str(key + prefix))) {
+			keep_tombstone(scan, saved);
+			scan->n_dead--;
+		} else if (saved && saved->ended == ENDED_NOT) {
+			scan->n_dead--;
+		} else {
+			keep_tombstone(scan, saved);
+			memmove(scan->dead.ptr + kept, at, len);
+			kept += len;
+		}
+	}
+	scan->dead.len = kept;
+}
+
+/* Until what is known to live is all that lived at one moment. What was not understood beside changes may be of those. */
+static int catch_up(struct scan *scan)
+{
+	struct row_bundle row;
+
+	for (int i = 0; i < CATCH_UPS_MAX; i++) {
+		int r = row_read_bundle(scan->bundles, scan->place, &row, scan->deadline_ns, scan->e);
+
+		if (r < 0)
+			return r;
+		if (row.changes == scan->row.changes || scan->moved) {
+			spare_named(scan);
+			scan->n_unclear = scan->behind ? 0 : scan->n_unclear;
+			return 0;
+		}
+		scan->moved = !scan->has_row;
+		scan->behind = true;
+		scan->row.changes = row.changes;
+		r = look_at_rows(scan);
+		if (r)
+			return r;
+	}
+	scan->moved = true;
+	return 0;
+}
+
+/* ---- the whole ---- */
+
 static int walk(struct scan *scan, const char *below, keys_fn each)
 {
 	char prefix[KEY_BYTES];
@@ -480,17 +605,12 @@ static int walk(struct scan *scan, const char *below, keys_fn each)
 
 int scan_run(struct scan *scan)
 {
-	const struct row_key slots = rows_prefix('s', scan->place);
-	struct row_bundle after;
-
 	int r = row_read_bundle(scan->bundles, scan->place, &scan->row, scan->deadline_ns, scan->e);
 	if (r < 0)
 		return r;
 	scan->has_row = r == 0;
 	scan->lowest = scan->row.last + 1;
-	scan->prefix = slots.len;
-	r = rows_each(scan->bundles, row_key_view(&slots), (struct view){ 0 }, take_slot_row, scan, scan->deadline_ns,
-		      scan->e);
+	r = look_at_slot_rows(scan);
 	if (!r)
 		r = walk(scan, "v/", take_version_key);
 	if (!r)
@@ -502,12 +622,12 @@ int scan_run(struct scan *scan)
 	if (!r)
 		r = compare_rows(scan);
 	if (!r)
+		r = catch_up(scan);
+	if (!r && !scan->moved && !scan->behind)
 		r = look_for_missing(scan);
-	if (!r)
-		r = row_read_bundle(scan->bundles, scan->place, &after, scan->deadline_ns, scan->e);
 	if (r < 0)
 		return r;
-	if (scan->moved || after.changes != scan->row.changes)
+	if (scan->moved)
 		return SCAN_MOVED;
 	return scan->has_row ? 0 : SCAN_NO_ROW;
 }

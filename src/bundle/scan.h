@@ -21,7 +21,7 @@ struct scan {
 	void *arg;
 
 	/* what was found */
-	struct row_bundle row; /* as it was before */
+	struct row_bundle row; /* as it was before; changes: when all that is named was known */
 	struct buf dead;       /* objects that may go: a byte enum ended, then the key and its 0 */
 	uint64_t n_dead, n_unclear, n_missing, n_burned;
 	char missing[KEY_BYTES]; /* one of the packs that a root names and that are not there */
@@ -37,12 +37,13 @@ struct scan {
 	struct buf segments;			/* of the number at hand */
 	size_t prefix;
 	uint64_t number;
-	bool has_root, has_slot, has_row, moved;
+	bool has_root, has_slot, has_row;
+	bool moved, behind; /* behind: it has changed since the lists */
 };
 
 void scan_init(struct scan *scan, struct bundles *bundles, const struct place *place, uint64_t deadline_ns,
 	       struct error *e);
 void scan_fini(struct scan *scan);
-/* 0; SCAN_MOVED: the bundle changed meanwhile, SCAN_NO_ROW: the index has no such bundle: nothing may be done by what was found; negative. */
+/* 0; SCAN_MOVED: the bundle changes too fast, or a list lacks something, SCAN_NO_ROW: the index has no such bundle: nothing may be done by what was found; negative. */
 enum { SCAN_MOVED = 1, SCAN_NO_ROW = 2 };
 int scan_run(struct scan *scan);
