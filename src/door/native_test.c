@@ -572,7 +572,7 @@ static void a_crowd_gives_way_before_another_users_client(void)
 }
 
 #ifdef __SANITIZE_THREAD__
-enum { WAITING = 8 }; /* more fibers than these need more maps of TSan's shadow than a process may have */
+enum { WAITING = 1 }; /* more fibers than these need more maps of TSan's shadow than a process may have */
 #else
 enum { WAITING = FIBERS_MAX / DOOR_CALLS_MAX };
 #endif
