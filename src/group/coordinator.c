@@ -312,10 +312,11 @@ static int take_over(struct groups *groups, struct view tenant, struct view name
 	if (!r)
 		r = meta_get(cluster_meta(groups->cluster), view_buf(&row), &old, deadline_ns, e);
 	/* a coordinator before us did not go in order: it may have left saves, and an index that was lost does not know; or one of this
-	 * node's knows that it has. A row of our own epoch was written by us, and the answer did not come */
+	 * node's knows that it has. A row of our own epoch was written by us, and the answer did not come, or by another fiber, which is
+	 * not as far yet: what that found there is not known any more */
 	bool own = !r && !decode_row(view_buf(&old), last, &last_epoch) && last_epoch == epoch;
 	bool lost = r == -ENOENT && cluster_counts_above(groups->cluster);
-	bool left = (!r && !own) || lost || orphan_any(groups, tenant, name);
+	bool left = !r || lost || orphan_any(groups, tenant, name);
 	if (r == -ENOENT)
 		r = 0;
 	if (!r)
