@@ -6,6 +6,7 @@ As a program: crash_disk.py [IMAGES [SEED]] cuts so many images, opens each with
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -144,7 +145,7 @@ class Disk:
 
     def take(self, record):
         kind, arg, inode, offset, path, other, data = record
-        if kind == MARK or path.endswith("/log"):  # the log was open when the daemon began, and nobody reads it again
+        if kind == MARK or re.fullmatch(r"/node-\d+/log", path[len(self.root) :]):  # open before the daemon began; nobody reads it again
             return
         folder, name = self.walk(path)
         there = folder.now.get(name) if name else self.tree

@@ -283,10 +283,29 @@ static void a_bundle_that_changes_meanwhile_is_swept_and_what_came_is_kept(struc
 		    0, e);
 }
 
+/* Of a deletion that died, say. Else they would lie below the floor, where nobody waits for readers. */
+static void a_tombstone_stays_as_long_as_segments_of_its_save(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct place at = place();
+	_cleanup_(scan_fini) struct scan scan;
+	char key[KEY_BYTES];
+
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	EXPECT_CALL(delete_it(shelf, 1, e), 0, e);
+	snprintf(key, sizeof(key), "%sv/%020d/%016x-items-0", at.prefix, 1, 0xabc001);
+	EXPECT_CALL(backend_write(shelf->bed->backend, key, view_str("?"), true, deadline(shelf), e), 0, e);
+	scan_init(&scan, other->bundles, &at, deadline(shelf), e);
+	EXPECT_CALL(scan_run(&scan), 0, e);
+	EXPECT_INT(scan.n_dead, 1);
+	EXPECT_INT(scan.lowest, 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		SHELF_STORY(a_bundle_that_changes_meanwhile_is_swept_and_what_came_is_kept),
+		SHELF_STORY(a_tombstone_stays_as_long_as_segments_of_its_save),
 		SHELF_STORY(what_dead_saves_left_is_swept_and_nothing_else),
 		SHELF_STORY(two_collections_meet_on_a_node),
 		SHELF_STORY(foreign_objects_are_told_and_stay),

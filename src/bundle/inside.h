@@ -144,7 +144,7 @@ int version_add_segment(struct version *version, const struct rec_segment *segme
 int version_finish(struct version *version, const struct rec_root *root, struct error *e);
 struct record_head version_head(const struct version *version, enum record_kind kind);
 
-int save_of_key(const char *key, uint64_t *ret); /* pack.c: the save id in a pack's key; -EINVAL */
+int save_of_key(const char *key, uint64_t *ret); /* pack.c: the save id in a pack's or segment's key; -EINVAL */
 
 /* ---- object.c: records in the store ---- */
 

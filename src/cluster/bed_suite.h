@@ -11,8 +11,12 @@
 
 #include "cluster/cluster.h"
 
-#define BED_NODES      3
-#define BED_LIMIT_MS   120000 /* for a whole story; a call in it waits BED_CALL_MS */
+#define BED_NODES 3
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define BED_LIMIT_MS 120000
+#else
+#define BED_LIMIT_MS 30000 /* for a whole story; a call in it waits BED_CALL_MS */
+#endif
 #define BED_CALL_MS    10000
 #define BED_POOL_BYTES (24u << 20) /* of each arena */
 
