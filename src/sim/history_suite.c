@@ -275,6 +275,13 @@ static void lose_one(struct history *h)
 	}
 }
 
+/* Where as many wait for their opportunity already as a world keeps, there is trouble enough. */
+static void plan_fault(struct history *h, enum fault fault, const char *where)
+{
+	if (h->world->n_planned < SIM_PLANNED_MAX)
+		world_inject(h->world, fault, where);
+}
+
 /* ---- listeners ---- */
 
 static void on_point(enum point point)
@@ -289,7 +296,7 @@ static void on_point(enum point point)
 		rebuild_at_mark(h);
 	if (point == POINT_ROOT_DURABLE && h->rebuilds && !h->gentle && !h->healed &&
 	    world_random(h->world, REFUSED_ONCE_IN) == 0)
-		world_inject(h->world, FAULT_WRITE_EIO, "meta engine");
+		plan_fault(h, FAULT_WRITE_EIO, "meta engine");
 	if (!h->healed &&
 	    (point == POINT_PARENT_SHARED || (point == POINT_SLOT_OPEN && world_random(h->world, ERRAND_ONCE_IN) == 0)))
 		CHECK(!fiber_start(&h->errands, "errand", parent_errand, h));
@@ -341,13 +348,11 @@ static void inject_fault(struct history *h)
 					     FAULT_LINK_TWICE, FAULT_LINK_TWICE, FAULT_NAME_EIO,  FAULT_NAME_LATE };
 	char where[16];
 
-	if (h->world->n_planned == SIM_PLANNED_MAX)
-		return;
 	snprintf(where, sizeof(where), "n%u ", (unsigned)world_random(h->world, h->n_nodes));
 	if (world_random(h->world, 4) == 0)
-		world_inject(h->world, FAULT_READ_FLIP, "/p/"); /* a pack, or a block of it */
+		plan_fault(h, FAULT_READ_FLIP, "/p/"); /* a pack, or a block of it */
 	else
-		world_inject(h->world, faults[world_random(h->world, ARRAY_LEN(faults))], where);
+		plan_fault(h, faults[world_random(h->world, ARRAY_LEN(faults))], where);
 }
 
 static void fall_silent(struct history *h)
