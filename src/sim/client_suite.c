@@ -101,7 +101,9 @@ static int hand(void *arg)
 		uint64_t most_ns =
 			world_random(c->h->world, c->h->fickle ? SLOW_ONCE_IN / 10 : SLOW_ONCE_IN) ? WORK_NS : SLOW_NS;
 		r = fiber_sleep_until(env_now(c->env) + world_random(c->h->world, most_ns));
-		if (!r || world_random(c->h->world, 2)) /* killed, it has done it or has not */
+		bool had_time = !r || world_random(c->h->world, 2);
+		if (had_time &&
+		    !sim_env(c->env)->dead) /* a thread ends with its process, before a daemon hears of it */
 			work_run(work);
 		core_work_done(c->core, work);
 		wake_all(&c->place);
