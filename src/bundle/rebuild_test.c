@@ -235,11 +235,10 @@ static void an_index_is_not_rebuilt_from_what_lies_under_the_mount(struct shelf 
 
 static void damage(struct shelf *shelf, const char *object)
 {
-	char path[512];
+	char key[KEY_BYTES];
 
-	snprintf(path, sizeof(path), "%s/store/t/local/b/ckpt/%s", shelf->bed->dir, object);
-	FILE *f = fopen(path, "r+");
-	EXPECT(f && fseek(f, 100, SEEK_SET) == 0 && fputc('!', f) == '!' && fclose(f) == 0);
+	snprintf(key, sizeof(key), "t/local/b/ckpt/%s", object);
+	shelf_flip(shelf, key, 100, 0);
 }
 
 /* Collects, and looks. */

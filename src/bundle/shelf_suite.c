@@ -1,10 +1,12 @@
 #include "bundle/shelf_suite.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "wire/message.h"
@@ -337,4 +339,25 @@ void shelf_listing(struct shelf *shelf, struct buf *ret)
 	CHECK(buf_append_zero(ret, 1) == 0);
 	ret->len--;
 	bundle_entries_free(bundles, n);
+}
+
+int shelf_open_object(struct shelf *shelf, const char *key)
+{
+	char path[KEY_BYTES + 100];
+
+	snprintf(path, sizeof(path), "%s/store/%s", shelf->bed->dir, key);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	EXPECT(fd >= 0);
+	return fd;
+}
+
+void shelf_flip(struct shelf *shelf, const char *key, off_t at, unsigned bit)
+{
+	int fd = shelf_open_object(shelf, key);
+	uint8_t byte;
+
+	EXPECT(pread(fd, &byte, 1, at) == 1);
+	byte ^= (uint8_t)(1u << bit);
+	EXPECT(pwrite(fd, &byte, 1, at) == 1);
+	close(fd);
 }

@@ -45,6 +45,11 @@ int shelf_compare(struct shelf *shelf, const char *bundle, const char *spec, uin
 /* What the index says of every bundle, version and label, as text. */
 void shelf_listing(struct shelf *shelf, struct buf *ret);
 
+/* The object in the store, to read and to spoil: a descriptor. */
+int shelf_open_object(struct shelf *shelf, const char *key);
+/* One bit of it, so that it surely is another byte. */
+void shelf_flip(struct shelf *shelf, const char *key, off_t at, unsigned bit);
+
 /* A test: @f(shelf on node 0, shelf on node 1, words) in a fiber, on a cluster of its own. */
 typedef void (*shelf_story)(struct shelf *shelf, struct shelf *other, struct error *e);
 int shelf_setup(void **state);

@@ -47,34 +47,13 @@ static struct findings verify(struct shelf *shelf, uint64_t number, uint64_t *re
 	return f;
 }
 
-static int open_object(struct shelf *shelf, const char *key)
-{
-	char path[KEY_BYTES + 100];
-
-	snprintf(path, sizeof(path), "%s/store/%s", shelf->bed->dir, key);
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-	EXPECT(fd >= 0);
-	return fd;
-}
-
 static off_t object_bytes(struct shelf *shelf, const char *key)
 {
-	int fd = open_object(shelf, key);
+	int fd = shelf_open_object(shelf, key);
 	off_t size = lseek(fd, 0, SEEK_END);
 
 	close(fd);
 	return size;
-}
-
-static void flip(struct shelf *shelf, const char *key, off_t at, unsigned bit)
-{
-	int fd = open_object(shelf, key);
-	uint8_t byte;
-
-	EXPECT(pread(fd, &byte, 1, at) == 1);
-	byte ^= (uint8_t)(1u << bit);
-	EXPECT(pwrite(fd, &byte, 1, at) == 1);
-	close(fd);
 }
 
 static void remove_object(struct shelf *shelf, const char *key)
@@ -143,13 +122,13 @@ static void expect_found(struct shelf *shelf, const char *key, off_t at, unsigne
 {
 	uint64_t blocks;
 
-	flip(shelf, key, at, bit);
+	shelf_flip(shelf, key, at, bit);
 	struct findings f = verify(shelf, 1, &blocks);
 	if (!f.n || strcmp(f.object, key) != 0) {
 		fprintf(stderr, "%s: bit %u of byte %ld: %u found, first in %s\n", key, bit, (long)at, f.n, f.object);
 		abort();
 	}
-	flip(shelf, key, at, bit);
+	shelf_flip(shelf, key, at, bit);
 }
 
 static void a_flip_in_any_record_is_found_and_named(struct shelf *shelf, struct shelf *other, struct error *e)
@@ -203,14 +182,14 @@ static void a_damaged_block_is_named_with_its_item(struct shelf *shelf, struct s
 		const struct version_block *block = &version->blocks[i];
 		const char *key = version->packs[block->pack].key;
 
-		flip(shelf, key, (off_t)block->pack_offset + block->bytes - 1, 2);
+		shelf_flip(shelf, key, (off_t)block->pack_offset + block->bytes - 1, 2);
 		struct findings f = verify(other, 1, &blocks);
 		EXPECT_INT(f.n, 1);
 		EXPECT_INT(f.block, i);
 		EXPECT_INT(strcmp(f.item, items[i]), 0);
 		EXPECT_INT(strcmp(f.object, key), 0);
 		EXPECT_INT(blocks, SHELF_BLOCKS - 1); /* the others were looked at, too */
-		flip(shelf, key, (off_t)block->pack_offset + block->bytes - 1, 2);
+		shelf_flip(shelf, key, (off_t)block->pack_offset + block->bytes - 1, 2);
 	}
 }
 
@@ -220,11 +199,11 @@ static void behind_a_damaged_index_blocks_are_still_checked(struct shelf *shelf,
 
 	setup(shelf);
 	const char *key = pack_of(shelf, 1);
-	flip(shelf, key, object_bytes(shelf, key) - 100, 0);
+	shelf_flip(shelf, key, object_bytes(shelf, key) - 100, 0);
 	struct findings f = verify(other, 1, &blocks);
 	EXPECT_INT(f.n, 1);
 	EXPECT_INT(blocks, SHELF_BLOCKS - 1);
-	flip(shelf, key, 5000, 0);
+	shelf_flip(shelf, key, 5000, 0);
 	f = verify(other, 1, &blocks);
 	EXPECT_INT(f.n, 2);
 }
@@ -266,12 +245,12 @@ static void a_damaged_version_does_not_open_and_the_object_is_named(struct shelf
 		if (!strstr(keys.all[i], "/root") && !strstr(keys.all[i], "-items-") &&
 		    !strstr(keys.all[i], "-blocks-"))
 			continue;
-		flip(shelf, keys.all[i], 70, 0);
+		shelf_flip(shelf, keys.all[i], 70, 0);
 		EXPECT_CALL(bundle_open(other->bundles, tenant(), view_str(bundle), view_str("1"),
 					bed_deadline(shelf->bed), &version, e),
 			    -ERR_EDAMAGED, e);
 		EXPECT(strstr(e->text, keys.all[i]));
-		flip(shelf, keys.all[i], 70, 0);
+		shelf_flip(shelf, keys.all[i], 70, 0);
 	}
 }
 
