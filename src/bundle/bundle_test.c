@@ -294,7 +294,7 @@ static int with_lease(struct bed *bed, struct fence *ret, struct buf *record, ui
 	struct error e;
 	uint64_t who;
 
-	EXPECT_INT(meta_put_lease(req, view_str("lease"), holder, 5000, 0), 0);
+	EXPECT_INT(meta_put_lease(req, view_str("lease"), holder, META_LEASE_MAX_MS, 0), 0);
 	EXPECT_CALL(meta_call_run(meta, &req, bed_deadline(bed), &e), 0, &e);
 	EXPECT_INT(meta_out_lease(view_buf(&req->out), &who, &ret->epoch), 0);
 	EXPECT_CALL(meta_get(meta, view_str("lease"), record, bed_deadline(bed), &e), 0, &e);

@@ -18,7 +18,7 @@ static void what_dead_saves_left_is_swept_and_nothing_else(struct shelf *shelf, 
 	_cleanup_(buf_fini) struct buf record = { 0 };
 
 	shelf_save(shelf, bundle, 1);
-	take_lease(shelf, &fence, &record, 11, 8000);
+	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
 	uint64_t cut = cut_save(shelf, 2, &fence);
 	EXPECT_INT(count_keys(shelf).packs, 4);
 	EXPECT_INT(collect(other).freed, 0); /* its coordinator lives: it may go on */

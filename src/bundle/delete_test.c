@@ -104,7 +104,7 @@ static void the_parent_of_an_open_save_is_not_deleted(struct shelf *shelf, struc
 	_cleanup_(buf_fini) struct buf record = { 0 };
 
 	shelf_save(shelf, bundle, 1);
-	take_lease(shelf, &fence, &record, 11, 8000);
+	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
 	open_slot(shelf, 0x100, 1, &fence);
 	EXPECT_CALL(delete_it(other, 1, e), -EBUSY, e);
 	EXPECT(strstr(e->text, "parent of a save"));

@@ -66,7 +66,7 @@ static void a_version_that_is_folded_before_its_writer_knows_was_published(struc
 	_cleanup_(buf_fini) struct buf record = { 0 };
 	struct fence fence = { 0 };
 
-	take_lease(shelf, &fence, &record, 11, 8000);
+	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
 	save_begin_fenced(&slow, shelf, bundle, 1, &fence);
 	save_packs(&slow);
 	save_segments(&slow);

@@ -3,6 +3,46 @@
 
 #include <unistd.h>
 
+/* A store that keeps the next request of a kind to itself until it is let go, as one that hangs does, or a process that is stopped. */
+static const struct backend_driver *quick;
+static struct backend_req *held;
+static bool (*holding)(const struct backend_req *req);
+
+static void submit_held(struct backend *backend, struct backend_req *req)
+{
+	if (holding && holding(req)) {
+		holding = NULL;
+		held = req;
+	} else {
+		quick->submit(backend, req);
+	}
+}
+
+static void hold_next(struct backend *backend, bool (*what)(const struct backend_req *req))
+{
+	static const struct backend_driver driver = { "dir", submit_held, NULL };
+
+	quick = backend->driver;
+	backend->driver = &driver;
+	holding = what;
+	held = NULL;
+}
+
+static void let_go(struct backend *backend)
+{
+	struct backend_req *req = TAKE(held);
+
+	holding = NULL;
+	backend->driver = quick;
+	if (req)
+		quick->submit(backend, req);
+}
+
+static bool lists_all(const struct backend_req *req)
+{
+	return req->op == BACKEND_LIST && !strcmp(req->key, "t/");
+}
+
 struct rebuilding {
 	struct shelf *shelf;
 	struct nursery nursery;
@@ -17,10 +57,11 @@ static int run_rebuild(void *arg)
 	return bundles_rebuild(r->shelf->bundles, deadline(r->shelf), &r->counts, &r->e);
 }
 
-/* Its rows are shut by now: first it waits for what a shared file system may show late. */
+/* Its rows are shut by now, and stay so until it is let go: it does not come further than to what it reads. */
 static void rebuild_begin(struct rebuilding *r, struct shelf *by, struct shelf *engine)
 {
 	*r = (struct rebuilding){ .shelf = by };
+	hold_next(by->bed->backend, lists_all);
 	nursery_init(&r->nursery, by->bed->env->loop);
 	EXPECT_INT(fiber_start(&r->nursery, "rebuild", run_rebuild, r), 0);
 	while (!engine->bundles->half_rebuilt)
@@ -29,6 +70,7 @@ static void rebuild_begin(struct rebuilding *r, struct shelf *by, struct shelf *
 
 static void rebuild_end(struct rebuilding *r)
 {
+	let_go(r->shelf->bed->backend);
 	EXPECT_CALL(nursery_wait(&r->nursery, deadline(r->shelf)), 0, &r->e);
 }
 
@@ -108,6 +150,7 @@ static void the_rows_are_there_for_nobody_but_the_rebuild(struct shelf *shelf, s
 	expect_opens(other, "2", 2);
 	struct rebuild_counts counts;
 	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -EBUSY, e);
+	let_go(shelf->bed->backend);
 	/* behind its root a publication waits for the rows */
 	EXPECT_CALL(publish_index(other->bundles, &save.place, save.slot.number, deadline(shelf), e), 0, e);
 	rebuild_end(&r);
@@ -145,6 +188,7 @@ static void a_rebuild_goes_on_when_its_asker_is_gone(struct shelf *shelf, struct
 		rebuild_begin(&r, i ? other : shelf, shelf);
 		nursery_fini(&r.nursery);
 		expect_shut(shelf, "the index is being rebuilt");
+		let_go(shelf->bed->backend);
 		while (shelf->bundles->rebuilding)
 			EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
 		EXPECT(!shelf->bundles->half_rebuilt);
@@ -259,21 +303,11 @@ static void a_root_that_cannot_be_read_keeps_all_packs_before_it(struct shelf *s
 
 #define GIVES_UP_MS 1000 /* for a deletion that nobody waits for any more */
 
-/* A store that keeps the next tombstone to itself for a while, as one that hangs does, or a process that is stopped before it writes. */
-static const struct backend_driver *quick;
-static struct backend_req *held;
-static bool holding;
-
-static void submit_held(struct backend *backend, struct backend_req *req)
+static bool is_tombstone(const struct backend_req *req)
 {
 	size_t len = strlen(req->key);
 
-	if (holding && req->op == BACKEND_PUT && !req->if_absent && len > 5 && !strcmp(req->key + len - 5, "/root")) {
-		holding = false;
-		held = req;
-	} else {
-		quick->submit(backend, req);
-	}
+	return req->op == BACKEND_PUT && !req->if_absent && len > 5 && !strcmp(req->key + len - 5, "/root");
 }
 
 struct deleting {
@@ -291,30 +325,26 @@ static int run_delete(void *arg)
 	return 0;
 }
 
+/* @ms: after which it is given up; more if that is too short to come to the tombstone. */
 static void delete_begin_held(struct deleting *d, struct shelf *shelf, uint64_t number, uint64_t ms)
 {
-	static const struct backend_driver driver = { "dir", submit_held, NULL };
-
-	quick = shelf->bed->backend->driver;
-	shelf->bed->backend->driver = &driver;
-	holding = true;
-	held = NULL;
-	*d = (struct deleting){ .shelf = shelf,
-				.number = number,
-				.deadline_ns = env_in_ms(shelf->bed->env, ms),
-				.result = 1 };
-	nursery_init(&d->nursery, shelf->bed->env->loop);
-	EXPECT_INT(fiber_start(&d->nursery, "delete", run_delete, d), 0);
-	while (!held)
-		EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
+	hold_next(shelf->bed->backend, is_tombstone);
+	for (; !held; ms *= 2) {
+		EXPECT(ms <= BED_CALL_MS);
+		*d = (struct deleting){ .shelf = shelf,
+					.number = number,
+					.deadline_ns = env_in_ms(shelf->bed->env, ms),
+					.result = 1 };
+		nursery_init(&d->nursery, shelf->bed->env->loop);
+		EXPECT_INT(fiber_start(&d->nursery, "delete", run_delete, d), 0);
+		while (!held && !nursery_is_empty(&d->nursery))
+			EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
+	}
 }
 
 static void delete_let_go(struct deleting *d)
 {
-	struct backend *backend = d->shelf->bed->backend;
-
-	backend->driver = quick;
-	quick->submit(backend, held);
+	let_go(d->shelf->bed->backend);
 	EXPECT_INT(nursery_wait(&d->nursery, deadline(d->shelf)), 0);
 }
 

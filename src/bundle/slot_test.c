@@ -8,7 +8,7 @@ static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struc
 	_cleanup_(buf_fini) struct buf record = { 0 };
 
 	shelf_save(shelf, bundle, 1);
-	take_lease(shelf, &fence, &record, 11, 8000);
+	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
 	uint64_t given_back = open_slot(shelf, 0x100, 0, &fence);
 	look_around(other);
 	collect(other);
@@ -17,10 +17,10 @@ static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struc
 	look_around(other);
 	EXPECT_INT(root_state(other, given_back), ROOT_BURNED);
 
-	take_lease(shelf, &fence, &record, 12, 8000);
+	take_lease(shelf, &fence, &record, 12, META_LEASE_MAX_MS);
 	uint64_t overtaken = open_slot(shelf, 0x101, 0, &fence);
 	give_lease(shelf, 12);
-	take_lease(shelf, &fence, &record, 13, 8000);
+	take_lease(shelf, &fence, &record, 13, META_LEASE_MAX_MS);
 	uint64_t successors = open_slot(shelf, 0x102, 0, &fence);
 	look_around(other);
 	EXPECT_INT(root_state(other, overtaken), ROOT_BURNED);
@@ -74,7 +74,7 @@ static void a_slot_that_never_had_a_row_is_burned_in_a_new_bundle_too(struct she
 	_cleanup_(buf_fini) struct buf record = { 0 };
 	struct collect_counts counts;
 
-	take_lease(shelf, &fence, &record, 11, 8000);
+	take_lease(shelf, &fence, &record, 11, META_LEASE_MAX_MS);
 	put_bare_slot(shelf, bundle, 1, fence.epoch, generation);
 	sweep(other);
 	EXPECT_INT(collect(other).slots, 0);
@@ -83,7 +83,7 @@ static void a_slot_that_never_had_a_row_is_burned_in_a_new_bundle_too(struct she
 	sweep(other);
 	EXPECT_INT(root_state(other, 1), ROOT_BURNED);
 
-	take_lease(shelf, &fence, &record, 12, 8000);
+	take_lease(shelf, &fence, &record, 12, META_LEASE_MAX_MS);
 	give_lease(shelf, 12);
 	put_bare_slot(shelf, "a new one", 1, fence.epoch, generation);
 	EXPECT_CALL(
