@@ -37,6 +37,8 @@ ssize_t send(int fd, const void *p, size_t len, int flags)
 	return sendto(fd, p, len, flags, NULL, 0);
 }
 
+#define PATIENCE_MS 60000 /* for what is waited for: longer than a slow machine needs */
+
 static struct forebay_session *open_session(struct daemon *d, enum manners manners)
 {
 	const struct forebay_connect_options options = { .size = sizeof(options), .socket = d->path, .threads = 3 };
@@ -57,7 +59,7 @@ static struct forebay_group *join(struct forebay_session *session)
 						       .ranks = 1 };
 	struct forebay_group *group;
 
-	assert_int_equal(forebay_group_join(session, &options, 5000, &group), 0);
+	assert_int_equal(forebay_group_join(session, &options, PATIENCE_MS, &group), 0);
 	assert_int_equal(forebay_group_incarnation(group), 2);
 	return group;
 }
@@ -126,8 +128,8 @@ static void a_save_is_captured_whatever_its_strides_and_comes_back(void **state)
 
 	assert_int_equal(forebay_wait(captured, 0), -ETIMEDOUT);
 	assert_int_equal(forebay_save_submit(save), 0);
-	assert_int_equal(forebay_wait(captured, 10000), 0);
-	assert_int_equal(forebay_wait(durable, 10000), 0);
+	assert_int_equal(forebay_wait(captured, PATIENCE_MS), 0);
+	assert_int_equal(forebay_wait(durable, PATIENCE_MS), 0);
 	assert_int_equal(forebay_save_version(save), 41);
 	const int16_t *rows = (const int16_t *)d->arena[0];
 	for (int i = 0; i < ROWS; i++)
@@ -147,7 +149,7 @@ static void a_save_is_captured_whatever_its_strides_and_comes_back(void **state)
 	target.dtype = "int16";
 	assert_int_equal(forebay_load_into(load, &target, 1), 0);
 	assert_int_equal(forebay_load_submit(load, &loaded), 0);
-	assert_int_equal(forebay_wait(loaded, 10000), 0);
+	assert_int_equal(forebay_wait(loaded, PATIENCE_MS), 0);
 	assert_memory_equal(back, matrix, sizeof(*back));
 
 	forebay_future_free(loaded);
@@ -179,10 +181,10 @@ static void what_a_load_held_is_given_back_without_another_call(void **state)
 		assert_int_equal(forebay_load_begin(version, NULL, &load), 0);
 		assert_int_equal(forebay_load_into(load, &target, 1), 0);
 		assert_int_equal(forebay_load_submit(load, &loaded), 0);
-		assert_int_equal(forebay_wait(loaded, 10000), 0);
+		assert_int_equal(forebay_wait(loaded, PATIENCE_MS), 0);
 		forebay_future_free(loaded);
 		forebay_load_free(load);
-		time_t until = time(NULL) + 10;
+		time_t until = time(NULL) + PATIENCE_MS / 1000;
 		while (i % 4 == 0 && d->cancelled != i + 1 && time(NULL) < until)
 			sched_yield();
 		assert_true(i % 4 || d->cancelled == i + 1);
@@ -206,7 +208,7 @@ static void a_futures_descriptor_tells_when_it_is_over(void **state)
 	assert_int_equal(forebay_wait(future, 20),
 			 -ETIMEDOUT); /* reads from the socket, and leaves it to the session's thread */
 	assert_int_equal(forebay_save_submit(save), 0);
-	assert_int_equal(poll(&fd, 1, 10000), 1);
+	assert_int_equal(poll(&fd, 1, PATIENCE_MS), 1);
 	assert_int_equal(forebay_wait(future, 0), 0);
 	assert_string_equal(forebay_future_error(future), "");
 	struct forebay_future *late = future_of(save, FOREBAY_STAGED);
@@ -325,7 +327,7 @@ static void a_session_ends_while_a_caller_reads_from_its_socket(void **state)
 
 	assert_int_equal(forebay_save_submit(save), 0);
 	assert_int_equal(pthread_create(&thread, NULL, read_for, &reader), 0);
-	for (int left_ms = 10000; left_ms && !has_a_pump(session); left_ms--)
+	for (int left_ms = PATIENCE_MS; left_ms && !has_a_pump(session); left_ms--)
 		poll(NULL, 0, 1);
 	assert_true(has_a_pump(session));
 	forebay_disconnect(session);
@@ -367,7 +369,7 @@ static void a_request_that_could_not_be_sent_ends_the_session_in_words(void **st
 
 	atomic_store(&sends_that_fail, 1);
 	assert_int_equal(forebay_save_submit(save), 0);
-	assert_int_equal(forebay_wait(future, 10000), -ECONNRESET); /* it never came, so no answer will */
+	assert_int_equal(forebay_wait(future, PATIENCE_MS), -ECONNRESET); /* it never came, so no answer will */
 	assert_non_null(strstr(forebay_future_error(future), "the connection ended"));
 	forebay_future_free(future);
 	forebay_save_free(save);
@@ -382,7 +384,7 @@ static bool sees_end(struct daemon *d)
 	struct timespec until;
 
 	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += 10;
+	until.tv_sec += PATIENCE_MS / 1000;
 	if (pthread_timedjoin_np(d->thread, NULL, &until))
 		return false;
 	d->thread = 0;

@@ -17,7 +17,7 @@
 #include "env/env.h"
 #include "env/fiber.h"
 
-#define TEST_DEADLINE_MS 20000
+#define TEST_DEADLINE_MS 60000
 
 struct fixture {
 	struct env *env;
