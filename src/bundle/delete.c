@@ -232,18 +232,24 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 	    row.state != ROW_DYING) /* a rebuild has forgotten the mark: it may be labelled, read or a parent by now */
 		return error_set(e, -EAGAIN, "version %" PRIu64 " is not deleted: the index was rebuilt meanwhile",
 				 number);
+	bool indexed = r == 0;
 	if (r >= 0)
 		r = cluster_hold(bundles->cluster, deadline_ns, e);
 	if (!r)
-		r = root_read(bundles, place, number, &object, deadline_ns, e);
-	if (r || object.state != ROOT_PUBLISHED)
+		r = (indexed ? root_read_known : root_read)(bundles, place, number, &object, deadline_ns, e);
+	bool missing = !r && object.state == ROOT_NONE;
+	if (r || (missing ? !indexed : object.state != ROOT_PUBLISHED))
 		return r;
-	const struct rec_tombstone rec = { .tenant = place->tenant,
-					   .bundle = place->bundle,
-					   .reason = TOMBSTONE_DELETED,
-					   .packs = object.root.packs,
-					   .segments = object.root.segments,
-					   .shared = row.shared };
+	struct rec_tombstone rec = { .tenant = place->tenant,
+				     .bundle = place->bundle,
+				     .reason = TOMBSTONE_DELETED,
+				     .shared = row.shared };
+	if (!missing) {
+		rec.packs = object.root.packs;
+		rec.segments = object.root.segments;
+	} else { /* what it named is left to collection */
+		object.head = (struct record_head){ .save_id = row.save_id, .epoch = row.epoch, .number = number };
+	}
 	if (rec_tombstone_encode(&rec, &body))
 		return no_memory(e);
 
@@ -253,8 +259,10 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 	head.kind = RECORD_TOMBSTONE;
 	head.generation = cluster_generation(bundles->cluster);
 	root_key(place, number, key);
-	r = object_put(bundles, key, &head, view_buf(&body), false, deadline_ns, e);
+	r = object_put(bundles, key, &head, view_buf(&body), missing, deadline_ns, e);
 	cache_drop(bundles, place, number);
+	if (r == BACKEND_EXISTS)
+		return error_set(e, -EAGAIN, "the root of version %" PRIu64 " was missing, and has come back", number);
 	if (!r)
 		point_reached(POINT_DELETE_TOMBSTONE);
 	return r;
@@ -375,14 +383,20 @@ static int needs_room(int r, struct error *e)
 int delete_for_rule(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t rule,
 		    uint64_t deadline_ns, struct error *e)
 {
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row;
 	enum root_state state;
 	int r;
 
 	index_mend(bundles, place, deadline_ns);
 	r = index_version(bundles, place, number, false, &state, deadline_ns, e);
-	if (!r && (state == ROOT_NONE || state == ROOT_BURNED))
+	if (!r && state == ROOT_NONE) { /* that its root is missing is no reason for a rule */
+		r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
+		r = r == ROW_ABSENT || (!r && rule) ? no_version(place, number, e) : r;
+	}
+	if (!r && state == ROOT_BURNED)
 		r = no_version(place, number, e);
-	if (!r && state == ROOT_PUBLISHED)
+	if (!r && (state == ROOT_PUBLISHED || state == ROOT_NONE))
 		r = delete_live(bundles, place, number, rule, deadline_ns, e);
 	if (r == -EBUSY)
 		r = busy(bundles, place, number, deadline_ns, e);

@@ -33,14 +33,15 @@ static int add_version(struct bundles *bundles, struct change *change, const str
 		       const struct root_object *object)
 {
 	const uint64_t number = object->head.number;
-	const struct row_key key = version_row_key(place, number);
+	const struct row_key key = version_row_key(place, number), before = before_row_key(place, number);
 	struct row_version row = row_of_root(&object->head, &object->root);
+	int r = bundles->half_rebuilt ? meta_txn_delete(change->req, row_key_view(&before)) : 0;
 
 	row.shared = bundles->half_rebuilt;
 	change->row.n_versions++;
 	if (number > change->row.latest)
 		change->row.latest = number;
-	return change_put_version(change, &key, &row);
+	return r ? r : change_put_version(change, &key, &row);
 }
 
 struct latest {
@@ -179,8 +180,8 @@ static void mend_number(struct bundles *bundles, const struct place *place, uint
 		return;
 	if (state == ROOT_NONE)
 		(void)slot_settle_dead(bundles, place, number, slot, deadline_ns, NULL);
-	if (state != ROOT_PUBLISHED || row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL) ||
-	    row.state != ROW_DYING)
+	if ((state != ROOT_PUBLISHED && state != ROOT_NONE) ||
+	    row_read_version(bundles, place, number, &bytes, &row, deadline_ns, NULL) || row.state != ROW_DYING)
 		return;
 	(void)delete_resume(bundles, place, number, deadline_ns, NULL);
 }

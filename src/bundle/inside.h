@@ -101,6 +101,7 @@ struct row_key {
 };
 struct row_key bundle_row_key(struct view tenant, struct view bundle);
 struct row_key version_row_key(const struct place *place, uint64_t number);
+struct row_key before_row_key(const struct place *place, uint64_t number); /* of an index that a rebuild has cleared */
 struct row_key slot_row_key(const struct place *place, uint64_t number);
 struct row_key label_row_key(const struct place *place, struct view label);
 struct row_key rows_prefix(char kind,
@@ -240,6 +241,8 @@ int row_read_bundle(struct bundles *bundles, const struct place *place, struct r
 		    struct error *e);
 int row_read_version(struct bundles *bundles, const struct place *place, uint64_t number, struct buf *bytes,
 		     struct row_version *ret, uint64_t deadline_ns, struct error *e);
+int row_read_before(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		    struct error *e); /* whether it is there */
 int row_read_label(struct bundles *bundles, const struct place *place, struct view label, struct row_label *ret,
 		   uint64_t deadline_ns, struct error *e);
 

@@ -290,6 +290,14 @@ struct row_key version_row_key(const struct place *place, uint64_t number)
 	return key;
 }
 
+struct row_key before_row_key(const struct place *place, uint64_t number)
+{
+	struct row_key key = rows_prefix('w', place);
+
+	add_number(&key, number);
+	return key;
+}
+
 struct row_key slot_row_key(const struct place *place, uint64_t number)
 {
 	struct row_key key = rows_prefix('s', place);

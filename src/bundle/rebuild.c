@@ -6,6 +6,10 @@
  * them all rows go, and each number and label is looked at as index.c and label.c would. Keys of a bundle come in the order floor/, l/,
  * p/, r/, v/; packs are leapt over, numbers below the floor, too.
  *
+ * One thing the index knows better than the store: that a version was published whose root is away just now (moved, lost by a file
+ * system). Its slot looks like that of a save that came to nothing, and a tombstone there would cost the version. So the rows of versions
+ * are put aside under w/, each until its root was seen; what is left of them is in the new index, too, and is named as damage.
+ *
  * A half-made index is a lie: a child without its row does not keep its parent, a label without its row does not keep its version. So from
  * before the first row goes until the index is marked its rows are there for nobody but the fiber that makes them: the engine's node, where
  * a rebuild runs whoever asked for it, refuses them to all (cluster_rows_shut()), and goes on to when the rebuild has failed; a start then
@@ -36,6 +40,7 @@
 
 /* What a rebuild clears and makes. */
 static const char *const index_prefixes[] = { "b/", "l/", "o/", "s/", "v/", NULL };
+static const char versions_prefix[] = "v/", before_prefix[] = "w/";
 
 /* A label's moves, as the keys have them, ascending. */
 struct moves {
@@ -134,6 +139,19 @@ static int clear_flush(struct clearing *c)
 	return req ? meta_call_run(cluster_meta(c->r->bundles->cluster), &req, c->r->deadline_ns, c->r->e) : 0;
 }
 
+/* The row of a version. */
+static int put_aside(struct meta_req *req, struct view key, struct view value)
+{
+	const size_t prefix = strlen(versions_prefix);
+	struct row_key before = { .len = key.len };
+
+	if (memcmp(key.ptr, versions_prefix, prefix) != 0)
+		return 0;
+	memcpy(before.bytes, key.ptr, key.len);
+	memcpy(before.bytes, before_prefix, prefix);
+	return meta_txn_put(req, row_key_view(&before), value);
+}
+
 static int clear_row(void *arg, struct view key, struct view value)
 {
 	struct clearing *c = arg;
@@ -141,21 +159,30 @@ static int clear_row(void *arg, struct view key, struct view value)
 	if (!c->req)
 		c->req = meta_req_new(META_TXN);
 	int failed = c->req ? meta_txn_delete(c->req, key) : -ENOMEM;
+	if (!failed)
+		failed = put_aside(c->req, key, value);
 	if (failed)
 		return error_set(c->r->e, failed, "cannot make a transaction");
 	return ++c->n == CLEAR_BATCH ? clear_flush(c) : 0;
 }
 
-static int clear_rows(struct rebuild *r)
+static int clear_rows(struct rebuild *r, const char *prefix)
 {
 	struct clearing c = { .r = r };
-	int failed = 0;
+	int failed = rows_each(r->bundles, view_str(prefix), (struct view){ 0 }, clear_row, &c, r->deadline_ns, r->e);
 
-	for (const char *const *at = index_prefixes; !failed && *at; at++)
-		failed = rows_each(r->bundles, view_str(*at), (struct view){ 0 }, clear_row, &c, r->deadline_ns, r->e);
 	if (!failed)
 		failed = clear_flush(&c);
 	meta_req_free(c.req);
+	return failed;
+}
+
+static int clear_index(struct rebuild *r)
+{
+	int failed = 0;
+
+	for (const char *const *at = index_prefixes; !failed && *at; at++)
+		failed = clear_rows(r, *at);
 	return failed;
 }
 
@@ -195,6 +222,8 @@ static int finish_number(struct rebuild *r)
 		return 0;
 	}
 	if (!r->has_root)
+		failed = row_read_before(r->bundles, &r->place, r->number, r->deadline_ns, &why);
+	if (failed == ROW_ABSENT)
 		failed = burn_open_slot(r, &why);
 	if (!failed)
 		failed = index_version(r->bundles, &r->place, r->number, false, &state, r->deadline_ns, &why);
@@ -223,6 +252,87 @@ static int take_version_key(struct rebuild *r, struct view rest)
 	r->has_root = r->has_root || view_equal(rest, view_str("root"));
 	r->has_slot = r->has_slot || view_equal(rest, view_str("slot"));
 	return 0;
+}
+
+/* ---- versions that the index of before had ---- */
+
+static int try_keep(struct rebuild *r, const struct place *place, uint64_t number, const struct row_version *row)
+{
+	_cleanup_(change_fini) struct change change = { 0 };
+	const struct row_key key = version_row_key(place, number);
+	int failed = change_begin(r->bundles, place, NULL, &change, r->deadline_ns, r->e);
+
+	if (failed)
+		return failed;
+	change.row.n_versions++;
+	if (number > change.row.latest)
+		change.row.latest = number;
+	if (number > change.row.last)
+		change.row.last = number;
+	failed = change_put_version(&change, &key, row);
+	return failed ? failed : change_commit(&change, r->deadline_ns, r->e);
+}
+
+/* The root is not there: the row is as it was, but for what a rebuild makes of every one. */
+static int keep_version(struct rebuild *r, const struct place *place, uint64_t number, struct row_version *row)
+{
+	struct error why = { 0 };
+	int failed = META_CONFLICT;
+	char key[KEY_BYTES];
+
+	row->state = ROW_LIVE;
+	row->mark = 0;
+	row->shared = 1;
+	for (int i = 0; failed == META_CONFLICT; i++) {
+		failed = change_again(r->bundles, place, i, r->e);
+		if (!failed)
+			failed = try_keep(r, place, number, row);
+	}
+	if (failed)
+		return failed;
+	root_key(place, number, key);
+	failed = error_set(&why, -ERR_EDAMAGED, "%s is not there, and the index had version %" PRIu64 " of %.*s", key,
+			   number, (int)place->bundle.len, (const char *)place->bundle.ptr);
+	return pass_over(r, failed, &why);
+}
+
+/* One row that was put aside, and not met since. */
+static int settle_before(void *arg, struct view key, struct view value)
+{
+	struct rebuild *r = arg;
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row, now;
+	enum root_state state;
+	struct place place;
+	uint64_t number;
+
+	view_take(&key, strlen(before_prefix));
+	const uint8_t *end = key.len ? memchr(key.ptr, 0, key.len) : NULL;
+	if (!end || row_version_decode(value, &row) != 0)
+		return 0; /* a damaged index */
+	struct view tenant = view_take(&key, (size_t)(end - key.ptr));
+	view_take(&key, 1);
+	end = key.len ? memchr(key.ptr, 0, key.len) : NULL;
+	struct view bundle = view_take(&key, end ? (size_t)(end - key.ptr) : 0);
+	view_take(&key, 1);
+	if (number_decode(key, 20, &number) != 0 || place_init(tenant, bundle, &place, NULL) != 0)
+		return 0;
+
+	int failed = row_read_version(r->bundles, &place, number, &bytes, &now, r->deadline_ns, r->e);
+	if (failed != ROW_ABSENT)
+		return failed;
+	struct error why = { 0 };
+	failed = index_version(r->bundles, &place, number, false, &state, r->deadline_ns, &why);
+	if (failed == -ERR_EDAMAGED) /* it has been named when its key came */
+		return 0;
+	if (failed)
+		return error_set(r->e, failed, "%s", why.text);
+	return state == ROOT_NONE ? keep_version(r, &place, number, &row) : 0;
+}
+
+static int settle_all_before(struct rebuild *r, struct view prefix)
+{
+	return rows_each(r->bundles, prefix, (struct view){ 0 }, settle_before, r, r->deadline_ns, r->e);
 }
 
 /* ---- labels ---- */
@@ -330,7 +440,10 @@ static int finish_bundle(struct rebuild *r)
 
 	if (!r->in_bundle)
 		return 0;
+	const struct row_key before = rows_prefix(before_prefix[0], &r->place);
 	int failed = finish_number(r);
+	if (!failed) /* a label may point there */
+		failed = settle_all_before(r, row_key_view(&before));
 	if (!failed)
 		failed = finish_labels(r, &all_labels);
 	if (!failed && r->rule)
@@ -423,11 +536,15 @@ static int make_index(struct rebuild *r, uint32_t generation)
 	int failed = fiber_sleep_until(env_in_ms(bundles->env, BACKEND_NAME_LATE_MS));
 	if (failed)
 		return error_set(r->e, failed, "it was cancelled");
-	failed = clear_rows(r);
+	failed = clear_index(r);
 	if (!failed)
 		failed = keys_each(bundles, "t/", take_key, r, r->deadline_ns, r->e);
 	if (!failed)
 		failed = finish_bundle(r);
+	if (!failed) /* bundles of which the store has nothing */
+		failed = settle_all_before(r, view_str(before_prefix));
+	if (!failed)
+		failed = clear_rows(r, before_prefix);
 	if (!failed)
 		failed = rebuilt_begin(bundles, r->deadline_ns, r->e);
 	return failed ? failed : cluster_mark_generation(bundles->cluster, generation, r->deadline_ns, r->e);

@@ -225,6 +225,29 @@ static void a_rebuild_that_fails_leaves_the_rows_shut(struct shelf *shelf, struc
 	EXPECT_INT(shelf_compare(other, bundle, "prod", 1), 0);
 }
 
+static void a_rebuild_that_failed_forgets_no_version_whose_root_is_away(struct shelf *shelf, struct shelf *other,
+									struct error *e)
+{
+	char roots[3][512], aside[3][600];
+	struct rebuild_counts counts;
+
+	for (uint64_t number = 1; number <= 2; number++) {
+		shelf_save(shelf, bundle, number);
+		snprintf(roots[number], sizeof(roots[number]),
+			 "%s/store/t/local/b/ckpt%%2Fa%%20b/v/%020" PRIu64 "/root", shelf->bed->dir, number);
+		snprintf(aside[number], sizeof(aside[number]), "%s-aside", roots[number]);
+		EXPECT_INT(rename(roots[number], aside[number]), 0);
+	}
+	EXPECT_INT(symlink("root", roots[1]), 0);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ELOOP, e);
+	EXPECT_INT(rename(aside[1], roots[1]), 0);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	EXPECT(strstr(e->text, "and the index had version 2 of ckpt/a b"));
+	EXPECT_INT(rename(aside[2], roots[2]), 0);
+	EXPECT_INT(shelf_compare(other, bundle, "1", 1), 0);
+	EXPECT_INT(shelf_compare(other, bundle, "2", 2), 0);
+}
+
 static void what_is_open_at_a_rebuild_is_not_deleted_behind_it(struct shelf *shelf, struct shelf *other,
 							       struct error *e)
 {
@@ -435,6 +458,7 @@ int main(void)
 		SHELF_STORY(another_node_asks_the_engines_for_it),
 		SHELF_STORY(a_rebuild_goes_on_when_its_asker_is_gone),
 		SHELF_STORY(a_rebuild_that_fails_leaves_the_rows_shut),
+		SHELF_STORY(a_rebuild_that_failed_forgets_no_version_whose_root_is_away),
 		SHELF_STORY(what_is_open_at_a_rebuild_is_not_deleted_behind_it),
 		SHELF_STORY(what_is_opened_during_a_rebuild_is_not_deleted_behind_it),
 		SHELF_STORY(a_mark_that_a_rebuild_forgot_ends_nothing),

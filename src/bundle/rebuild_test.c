@@ -271,6 +271,92 @@ static void a_damaged_root_is_named_and_everything_else_is_indexed(struct shelf 
 	EXPECT(strstr((char *)listing.ptr, "ckpt n=2 latest=3\n"));
 }
 
+/* @what of bundle ckpt out of the store, or back. */
+static void move_aside(struct shelf *shelf, const char *what, bool back)
+{
+	char there[256], aside[128];
+
+	snprintf(there, sizeof(there), "%s/store/t/local/b/%s", shelf->bed->dir, what);
+	snprintf(aside, sizeof(aside), "%s/aside", shelf->bed->dir);
+	EXPECT_INT(rename(back ? aside : there, back ? there : aside), 0);
+}
+
+/* Three versions, the second one labelled; @what is away while the index is made again. */
+static void rebuild_without(struct shelf *shelf, const char *what, const char *named)
+{
+	struct rebuild_counts counts;
+	struct error e;
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, "ckpt", seed);
+	move_label(shelf, "ckpt", "prod", 2);
+	move_aside(shelf, what, false);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, &e), -ERR_EDAMAGED, &e);
+	EXPECT(strstr(e.text, named));
+}
+
+static void expect_all_three(struct shelf *shelf)
+{
+	char spec[2] = "";
+
+	for (uint64_t seed = 1; seed <= 3; seed++) {
+		spec[0] = (char)('0' + seed);
+		EXPECT_INT(shelf_compare(shelf, "ckpt", spec, seed), 0);
+	}
+	EXPECT_INT(shelf_compare(shelf, "ckpt", "prod", 2), 0);
+}
+
+static void a_version_whose_root_was_away_is_there_when_it_is_back(struct shelf *shelf, struct shelf *other,
+								   struct error *e)
+{
+	static const char root[] = "ckpt/v/00000000000000000002/root";
+	struct rebuild_counts counts;
+
+	rebuild_without(shelf, root, root + strlen("ckpt"));
+	EXPECT_INT(shelf_compare(other, "ckpt", "2", 2), -ERR_EDAMAGED);
+	expect_kept(other, "ckpt n=3 latest=3\n");
+	expect_kept(other, "  prod=2\n");
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e); /* as it was */
+	move_aside(shelf, root, true);
+	expect_all_three(other);
+	rebuild(shelf, &counts);
+	expect_all_three(other);
+}
+
+static void the_newest_number_is_not_given_again_while_all_of_it_is_away(struct shelf *shelf, struct shelf *other,
+									 struct error *e)
+{
+	rebuild_without(shelf, "ckpt/v/00000000000000000003", "/v/00000000000000000003/root");
+	EXPECT_INT(shelf_save(other, "ckpt", 4), 4);
+	move_aside(shelf, "ckpt/v/00000000000000000003", true);
+	expect_all_three(other);
+	EXPECT_INT(shelf_compare(other, "ckpt", "latest", 4), 0);
+}
+
+static void a_bundle_that_was_away_is_there_when_it_is_back(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct rebuild_counts counts;
+
+	rebuild_without(shelf, "ckpt", "/v/00000000000000000001/root");
+	move_aside(shelf, "ckpt", true);
+	rebuild(other, &counts);
+	EXPECT_INT(counts.versions, 3);
+	expect_all_three(other);
+}
+
+static void a_version_without_its_root_can_be_deleted(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct rebuild_counts counts;
+
+	rebuild_without(shelf, "ckpt/v/00000000000000000003/root", "/v/00000000000000000003/root");
+	delete_version(other, "ckpt", 3);
+	EXPECT_INT(shelf_compare(other, "ckpt", "3", 3), -ERR_EDELETED);
+	expect_kept(shelf, "ckpt n=2 latest=2\n");
+	rebuild(shelf, &counts);
+	EXPECT_INT(counts.versions, 2);
+	EXPECT_INT(shelf_compare(other, "ckpt", "latest", 2), 0);
+}
+
 /* Versions 1, 4 and 5 are there: a label keeps the first, rule 1 kept the others. */
 static void shelve_labelled(struct shelf *shelf, struct error *e)
 {
@@ -411,6 +497,10 @@ int main(void)
 		SHELF_STORY(a_node_that_has_not_joined_says_where_to_rebuild),
 		SHELF_STORY(an_index_is_not_rebuilt_from_what_lies_under_the_mount),
 		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
+		SHELF_STORY(a_version_whose_root_was_away_is_there_when_it_is_back),
+		SHELF_STORY(the_newest_number_is_not_given_again_while_all_of_it_is_away),
+		SHELF_STORY(a_bundle_that_was_away_is_there_when_it_is_back),
+		SHELF_STORY(a_version_without_its_root_can_be_deleted),
 		SHELF_STORY(beside_a_damaged_label_all_versions_stay),
 		SHELF_STORY(beside_a_damaged_rule_all_versions_stay),
 		SHELF_STORY(a_label_set_or_removed_after_a_damaged_one_lets_nothing_go),
