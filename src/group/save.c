@@ -796,7 +796,7 @@ static int save_confirm_overtaken(struct csave *save)
 {
 	struct error words = { 0 };
 
-	if (save->failed ||
+	if (save->group->lost ||
 	    coordinator_confirm(save->group, env_in_ms(save->group->groups->env, DRAIN_TIMEOUT_MS), &words))
 		return -ERR_ESTALEEPOCH;
 	return error_set(&save->error, -EAGAIN, "the index was made again while the save was under way: %.200s",

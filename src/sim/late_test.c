@@ -618,6 +618,55 @@ static void ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save(void
 	crowd_play(1, 2, 32 * MIB, beside_story);
 }
 
+#define SHORTLY_MS 300 /* a rebuild has raised the generation by then, and nobody has told n1 */
+
+/* n1 stands still while it stores its part of the wave. The other part is there: so the next that it says is in the generation before. */
+static void rebuild_beside_wave(enum point point)
+{
+	if (point == POINT_SAVE_CAPTURED)
+		sim_env(rebuilding->nodes[1].env)->stopped_until_ns =
+			rebuilding->world->now_ns + SHORTLY_MS * NS_PER_MS;
+	if (point != POINT_PACK_DURABLE)
+		return;
+	point_listen(NULL);
+	assert_int_equal(fiber_start(&rebuild_flow, "rebuild", run_rebuild, NULL), 0);
+}
+
+static int save_through(struct crowd_rank *rank)
+{
+	const struct core_save_options through = { .policy = POLICY_THROUGH };
+	const uint64_t half = BYTES / 2;
+	const struct crowd_item item = { "x", BYTES, rank->number * half, half, bytes + rank->number * half };
+	struct error ends[CORE_STAGES];
+	uint64_t begin_ns = rank->crowd->world->now_ns;
+
+	point_listen(rebuild_beside_wave);
+	int r = crowd_save(rank, "through", 1, &through, &item, 1, ends);
+	assert_int_equal(r, -EAGAIN);
+	assert_int_equal(ends[CORE_CAPTURED].code, 0);
+	assert_non_null(strstr(ends[CORE_STAGED].text, "the index was made again"));
+	assert_true(rank->crowd->world->now_ns - begin_ns < 20000 * NS_PER_MS);
+	return crowd_save(rank, "through", 2, &through, &item, 1, NULL);
+}
+
+static int through_story(struct crowd *crowd)
+{
+	const struct crowd_job before = { "through", "before", 1, .first_node = 1, .live = do_nothing };
+	const struct crowd_job job = { "through", "0", 2, .first_node = 1, .live = save_through };
+
+	rebuilding = crowd;
+	nursery_init(&rebuild_flow, crowd->world->loop);
+	crowd_work(crowd, &before); /* n1 coordinates */
+	crowd_work(crowd, &job);
+	nursery_fini(&rebuild_flow);
+	return 0;
+}
+
+static void ranks_are_told_that_a_rebuild_has_stopped_their_save_on_its_way_through(void **state)
+{
+	crowd_play(1, 2, 32 * MIB, through_story);
+}
+
 /* ---- a bit that flips on its way ---- */
 
 static int rebuild_alone(struct crowd_rank *rank)
@@ -657,6 +706,7 @@ int main(void)
 		cmocka_unit_test(a_turn_that_is_kept_for_a_save_that_is_over_is_given_on_soon),
 		cmocka_unit_test(ranks_whose_node_missed_all_words_of_a_durable_save_are_told_soon),
 		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save),
+		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_stopped_their_save_on_its_way_through),
 		cmocka_unit_test(a_root_that_is_read_wrong_once_is_not_left_out_of_a_rebuilt_index),
 	};
 	fill_bytes();
