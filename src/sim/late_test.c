@@ -667,6 +667,52 @@ static void ranks_are_told_that_a_rebuild_has_stopped_their_save_on_its_way_thro
 	crowd_play(1, 2, 32 * MIB, through_story);
 }
 
+static bool is_offered(struct crowd *crowd)
+{
+	return coordinated_save() && coordinated_save()->n_offered == 1;
+}
+
+static bool knows_first(struct crowd *crowd)
+{
+	return cluster_generation(groups_on(crowd, 0)->cluster) > cluster_generation(groups_on(crowd, 1)->cluster);
+}
+
+/* The rank beside the coordinator offers when the other one's node knows of the rebuild: it refuses the word that the save has failed. */
+static int offer_otherwise(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	const struct core_save_options options = { .copies = 1 + rank->number }; /* which is a mistake */
+	uint64_t begin_ns = rank->crowd->world->now_ns;
+
+	if (!rank->number) {
+		assert_true(crowd_until(rank->crowd, is_offered, CROWD_WAIT_MS));
+		assert_int_equal(fiber_start(&rebuild_flow, "rebuild", run_rebuild, NULL), 0);
+		assert_true(crowd_until(rank->crowd, knows_first, CROWD_WAIT_MS));
+	}
+	assert_int_equal(crowd_save(rank, "otherwise", 1, &options, &item, 1, NULL), -ERR_EMISMATCH);
+	assert_true(rank->crowd->world->now_ns - begin_ns < 10000 * NS_PER_MS);
+	return 0;
+}
+
+static int otherwise_story(struct crowd *crowd)
+{
+	const struct crowd_job before = { "otherwise", "before", 1, .first_node = 1, .live = do_nothing };
+	const struct crowd_job job = { "otherwise", "0", 2, .first_node = 1, .live = offer_otherwise };
+
+	late = rebuilding = crowd;
+	nursery_init(&rebuild_flow, crowd->world->loop);
+	crowd_work(crowd, &before); /* n1 coordinates */
+	crowd_work(crowd, &job);
+	assert_int_equal(nursery_wait(&rebuild_flow, FOREVER), 0);
+	nursery_fini(&rebuild_flow);
+	return 0;
+}
+
+static void a_rank_hears_that_its_save_has_failed_though_its_node_knew_of_a_rebuild_first(void **state)
+{
+	crowd_play(1, 2, 32 * MIB, otherwise_story);
+}
+
 /* ---- a bit that flips on its way ---- */
 
 static int rebuild_alone(struct crowd_rank *rank)
@@ -707,6 +753,7 @@ int main(void)
 		cmocka_unit_test(ranks_whose_node_missed_all_words_of_a_durable_save_are_told_soon),
 		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save),
 		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_stopped_their_save_on_its_way_through),
+		cmocka_unit_test(a_rank_hears_that_its_save_has_failed_though_its_node_knew_of_a_rebuild_first),
 		cmocka_unit_test(a_root_that_is_read_wrong_once_is_not_left_out_of_a_rebuilt_index),
 	};
 	fill_bytes();
