@@ -204,12 +204,18 @@ struct note {
 	struct buf body;
 };
 
+static int send_once(const struct note *note)
+{
+	return cluster_call(note->groups->cluster, note->node, note->type, view_buf(&note->body),
+			    env_in_ms(note->groups->env, SETTLE_MS), NULL, NULL);
+}
+
 static int send_note(void *arg)
 {
 	struct note *note = arg;
 
-	(void)cluster_call(note->groups->cluster, note->node, note->type, view_buf(&note->body),
-			   env_in_ms(note->groups->env, SETTLE_MS), NULL, NULL);
+	if (send_once(note) == -ERR_ESTALEEPOCH) /* of a rebuild this node may have heard by that refusal alone */
+		(void)send_once(note);
 	free(note->node);
 	buf_fini(&note->body);
 	free(note);

@@ -369,6 +369,7 @@ static void a_successor_asks_each_node_that_keeps_what_it_needs(void **state)
 #define COPIES_ALL 3
 
 static struct crowd *late;
+static unsigned coordinating = 1; /* node */
 
 static struct handler reserve_handler;
 
@@ -383,7 +384,7 @@ static int make_room_late(void *arg, const char *from, struct view body, uint64_
 
 static const struct csave *coordinated_save(void)
 {
-	const struct map *coordinated = &groups_on(late, 1)->coordinated;
+	const struct map *coordinated = &groups_on(late, coordinating)->coordinated;
 	const struct cgroup *group = coordinated->n ? map_value(map_first(coordinated)) : NULL;
 
 	return !group || list_empty(&group->saves) ? NULL : list_entry(group->saves.next, struct csave, link);
@@ -700,6 +701,7 @@ static int otherwise_story(struct crowd *crowd)
 	const struct crowd_job job = { "otherwise", "0", 2, .first_node = 1, .live = offer_otherwise };
 
 	late = rebuilding = crowd;
+	coordinating = 1;
 	nursery_init(&rebuild_flow, crowd->world->loop);
 	crowd_work(crowd, &before); /* n1 coordinates */
 	crowd_work(crowd, &job);
@@ -711,6 +713,43 @@ static int otherwise_story(struct crowd *crowd)
 static void a_rank_hears_that_its_save_has_failed_though_its_node_knew_of_a_rebuild_first(void **state)
 {
 	crowd_play(1, 2, 32 * MIB, otherwise_story);
+}
+
+/* The other way round: the coordinator's node knows of the rebuild, and refuses the word that a rank is gone. */
+static int leave_or_save(struct crowd_rank *rank)
+{
+	const struct crowd_item item = { "x", BYTES, 0, BYTES, bytes };
+	uint64_t begin_ns = rank->crowd->world->now_ns;
+
+	if (rank->number) {
+		assert_true(crowd_until(rank->crowd, is_offered, CROWD_WAIT_MS));
+		assert_int_equal(fiber_start(&rebuild_flow, "rebuild", run_rebuild, NULL), 0);
+		assert_true(crowd_until(rank->crowd, knows_first, CROWD_WAIT_MS));
+		return 0;
+	}
+	assert_int_equal(crowd_save(rank, "leaving", 1, NULL, &item, 1, NULL), -ERR_ERANK);
+	assert_true(rank->crowd->world->now_ns - begin_ns < 10000 * NS_PER_MS);
+	return 0;
+}
+
+static int leaving_story(struct crowd *crowd)
+{
+	const struct crowd_job before = { "leaving", "before", 1, .live = do_nothing };
+	const struct crowd_job job = { "leaving", "0", 2, .live = leave_or_save };
+
+	late = rebuilding = crowd;
+	coordinating = 0;
+	nursery_init(&rebuild_flow, crowd->world->loop);
+	crowd_work(crowd, &before); /* n0 coordinates */
+	crowd_work(crowd, &job);
+	assert_int_equal(nursery_wait(&rebuild_flow, FOREVER), 0);
+	nursery_fini(&rebuild_flow);
+	return 0;
+}
+
+static void a_coordinator_hears_that_a_rank_is_gone_though_it_knew_of_a_rebuild_first(void **state)
+{
+	crowd_play(1, 2, 32 * MIB, leaving_story);
 }
 
 /* ---- a bit that flips on its way ---- */
@@ -754,6 +793,7 @@ int main(void)
 		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_burned_the_slot_of_their_save),
 		cmocka_unit_test(ranks_are_told_that_a_rebuild_has_stopped_their_save_on_its_way_through),
 		cmocka_unit_test(a_rank_hears_that_its_save_has_failed_though_its_node_knew_of_a_rebuild_first),
+		cmocka_unit_test(a_coordinator_hears_that_a_rank_is_gone_though_it_knew_of_a_rebuild_first),
 		cmocka_unit_test(a_root_that_is_read_wrong_once_is_not_left_out_of_a_rebuilt_index),
 	};
 	fill_bytes();
