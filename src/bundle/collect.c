@@ -315,7 +315,7 @@ static int scan_and_judge(struct collecting *c, bool *ret_moved)
 	r = judge_all(c, &scan, &wait);
 	if (!r)
 		r = fold(c, &scan);
-	if (r || scan.n_dead)
+	if (r || scan.n_dead || scan.n_burned) /* what a save has left is dead when its last slot has ended */
 		return r ? r : wait ? wait : COLLECT_AGAIN;
 	return mark_collected(c, &scan);
 }

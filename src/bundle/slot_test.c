@@ -1,6 +1,8 @@
 /* bundle/slot_test.c: slots of dead coordinators: burned, and when. */
 #include "bundle/ends_fixture.h"
 
+enum { SAVE_ID = 0x105 };
+
 static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struct shelf *shelf, struct shelf *other,
 									   struct error *e)
 {
@@ -38,7 +40,8 @@ static void a_slot_is_burned_once_its_coordinator_is_over_and_never_before(struc
 }
 
 /* As if its writer died before the row: number @number of @in. */
-static void put_bare_slot(struct shelf *shelf, const char *in, uint64_t number, uint64_t epoch, uint32_t generation)
+static void put_bare_slot_of(struct shelf *shelf, uint64_t save_id, const char *in, uint64_t number, uint64_t epoch,
+			     uint32_t generation)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
 	const struct rec_slot rec = { .tenant = tenant(),
@@ -46,7 +49,7 @@ static void put_bare_slot(struct shelf *shelf, const char *in, uint64_t number, 
 				      .node = view_str("n0"),
 				      .lease = view_str("g/group") };
 	const struct record_head head = { .kind = RECORD_SLOT,
-					  .save_id = 0x105,
+					  .save_id = save_id,
 					  .epoch = epoch,
 					  .number = number,
 					  .generation = generation };
@@ -58,6 +61,11 @@ static void put_bare_slot(struct shelf *shelf, const char *in, uint64_t number, 
 	EXPECT_INT(rec_slot_encode(&rec, &body), 0);
 	slot_key(&at, number, key);
 	EXPECT_CALL(object_put(shelf->bundles, key, &head, view_buf(&body), true, deadline(shelf), &e), 0, &e);
+}
+
+static void put_bare_slot(struct shelf *shelf, const char *in, uint64_t number, uint64_t epoch, uint32_t generation)
+{
+	put_bare_slot_of(shelf, SAVE_ID, in, number, epoch, generation);
 }
 
 static void sweep(struct shelf *shelf)
@@ -107,6 +115,22 @@ static void a_slot_of_before_a_rebuild_is_burned(struct shelf *shelf, struct she
 	EXPECT_INT(root_state(other, 3), ROOT_BURNED);
 }
 
+/* A successor, as a rule, opens one more slot for the same save. */
+static void what_a_save_has_left_goes_with_its_last_slot(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	const uint32_t generation = cluster_generation(shelf->bundles->cluster);
+	_cleanup_(save_fini) struct save save;
+
+	shelf_save(shelf, bundle, 1); /* it stays: nothing can be folded */
+	save_begin(&save, shelf, bundle, 2);
+	save_packs(&save);
+	EXPECT_CALL(slot_burn(shelf->bundles, &save.slot, deadline(shelf), e), 0, e);
+	put_bare_slot_of(shelf, save.slot.save_id, bundle, 3, 7, generation);
+	EXPECT_INT(count_keys(shelf).packs, 4);
+	EXPECT_INT(collect(other).slots, 1);
+	EXPECT_INT(count_keys(shelf).packs, 2);
+}
+
 static void what_comes_late_to_a_quiet_bundle_is_swept(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	_cleanup_(save_fini) struct save zombie;
@@ -129,6 +153,7 @@ int main(void)
 		SHELF_STORY(a_slot_is_burned_once_its_coordinator_is_over_and_never_before),
 		SHELF_STORY(a_slot_that_never_had_a_row_is_burned_in_a_new_bundle_too),
 		SHELF_STORY(a_slot_of_before_a_rebuild_is_burned),
+		SHELF_STORY(what_a_save_has_left_goes_with_its_last_slot),
 		SHELF_STORY(what_comes_late_to_a_quiet_bundle_is_swept),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
