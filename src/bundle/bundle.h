@@ -60,9 +60,16 @@ void slot_fini(struct slot *slot); /* frees memory only; accepts zeroed */
  */
 int slot_parent_check(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t parent,
 		      uint64_t deadline_ns, struct error *e);
-/* Opens the next free number: put-if-absent in the backend, then one meta transaction under @fence. -ERR_ESTALEEPOCH. */
+/*
+ * Opens the next free number: put-if-absent in the backend, then one meta transaction under @fence. -ERR_ESTALEEPOCH. @slot: zeroed,
+ * or as a try before has left it. Where it fails and has a number, a slot of this save may lie under that, or come yet: it is tried
+ * again, or given up.
+ */
 int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
-	      const struct fence *fence, uint64_t deadline_ns, struct slot *ret, struct error *e);
+	      const struct fence *fence, uint64_t deadline_ns, struct slot *slot, struct error *e);
+/* What slot_open() may have left is put again, and burned, unless the number is somebody else's. */
+int slot_give_up(struct bundles *bundles, const struct slot *slot, const struct fence *fence, uint64_t deadline_ns,
+		 struct error *e);
 /* Tombstone under the root's key. 0 also when it is burned already; -EEXIST: the root is there, the version is published. */
 int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadline_ns, struct error *e);
 

@@ -101,7 +101,7 @@ static void expect_shut(struct shelf *shelf, const char *words)
 {
 	struct bundle_entry *entries;
 	struct collect_counts counts;
-	struct slot slot;
+	struct slot slot = { 0 };
 	struct error e;
 	size_t n;
 	bool more;

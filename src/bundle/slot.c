@@ -45,11 +45,12 @@ static int slot_is_ours(struct bundles *bundles, const char *key, const struct s
 													BACKEND_EXISTS;
 }
 
-/* Puts the slot's object under the first number from slot->number on that is free. */
-static int take_number(struct bundles *bundles, const struct place *place, struct slot *slot, struct view lease,
-		       uint64_t deadline_ns, struct error *e)
+/* Puts the slot's object under its number. 0: there it is; BACKEND_EXISTS: the number is another's; error: it may be there, or come yet. */
+static int put_slot(struct bundles *bundles, const struct place *place, const struct slot *slot, struct view lease,
+		    uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf body = { 0 };
+	const struct record_head head = slot_head(bundles, RECORD_SLOT, slot);
 	const struct rec_slot rec = { .tenant = place->tenant,
 				      .bundle = place->bundle,
 				      .parent = slot->parent,
@@ -59,19 +60,25 @@ static int take_number(struct bundles *bundles, const struct place *place, struc
 
 	if (rec_slot_encode(&rec, &body))
 		return no_memory(e);
-	for (int i = 0; i < SLOT_TRIES_MAX; i++, slot->number++) {
-		const struct record_head head = slot_head(bundles, RECORD_SLOT, slot);
+	slot_key(place, slot->number, key);
+	int r = object_put(bundles, key, &head, view_buf(&body), true, deadline_ns, e);
+	return r == BACKEND_EXISTS ? slot_is_ours(bundles, key, slot, deadline_ns, e) : r;
+}
 
-		slot_key(place, slot->number, key);
-		int r = object_put(bundles, key, &head, view_buf(&body), true, deadline_ns, e);
-		if (r == BACKEND_EXISTS)
-			r = slot_is_ours(bundles, key, slot, deadline_ns, e);
+/* Takes the first number from @number on that is free. */
+static int take_number(struct bundles *bundles, const struct place *place, uint64_t number, struct slot *slot,
+		       struct view lease, uint64_t deadline_ns, struct error *e)
+{
+	for (int i = 0; i < SLOT_TRIES_MAX; i++) {
+		slot->number = number++;
+		int r = put_slot(bundles, place, slot, lease, deadline_ns, e);
 		if (r != BACKEND_EXISTS)
 			return r;
 	}
+	slot->number = 0;
 	return error_set(e, -EAGAIN,
-			 "%d numbers from %" PRIu64 " on are taken in bundle %.*s: the index is behind the store",
-			 SLOT_TRIES_MAX, slot->number, (int)place->bundle.len, (const char *)place->bundle.ptr);
+			 "%d numbers up to %" PRIu64 " are taken in bundle %.*s: the index is behind the store",
+			 SLOT_TRIES_MAX, number - 1, (int)place->bundle.len, (const char *)place->bundle.ptr);
 }
 
 /* In the transaction that opens the slot: as long as its row stands, the parent is not deleted. A parent that is gone pins nothing. */
@@ -148,14 +155,19 @@ int slot_parent_check(struct bundles *bundles, struct view tenant, struct view b
 			 (int)bundle.len, (const char *)bundle.ptr, parent);
 }
 
+/* Of a try before this one: what it may have put is under a number that this one does not take. */
+static void leave_behind(struct bundles *bundles, struct slot *slot, uint64_t next, const struct fence *fence,
+			 uint64_t deadline_ns)
+{
+	if (slot->number && slot->number < next)
+		(void)slot_give_up(bundles, slot, fence, deadline_ns, NULL);
+	slot_fini(slot);
+}
+
 int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, uint64_t save_id, uint64_t parent,
-	      const struct fence *fence, uint64_t deadline_ns, struct slot *ret, struct error *e)
+	      const struct fence *fence, uint64_t deadline_ns, struct slot *slot, struct error *e)
 {
 	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
-	_cleanup_(slot_fini) struct slot slot = { .save_id = save_id,
-						  .epoch = fence ? fence->epoch : 0,
-						  .parent = parent,
-						  .generation = cluster_generation(bundles->cluster) };
 	struct row_bundle row;
 	struct place place;
 
@@ -165,25 +177,26 @@ int slot_open(struct bundles *bundles, struct view tenant, struct view bundle, u
 	r = row_read_bundle(bundles, &place, &row, deadline_ns, e);
 	if (r < 0)
 		return r;
-	slot.number = row.last + 1;
-	slot.tenant = view_dup(tenant);
-	slot.bundle = view_dup(bundle);
-	if (!slot.tenant || !slot.bundle)
+	leave_behind(bundles, slot, row.last + 1, fence, deadline_ns);
+	*slot = (struct slot){ .tenant = view_dup(tenant),
+			       .bundle = view_dup(bundle),
+			       .save_id = save_id,
+			       .epoch = fence ? fence->epoch : 0,
+			       .parent = parent,
+			       .generation = cluster_generation(bundles->cluster) };
+	if (!slot->tenant || !slot->bundle)
 		return no_memory(e);
 
-	r = take_number(bundles, &place, &slot, fence ? fence->key : (struct view){ 0 }, deadline_ns, e);
+	r = take_number(bundles, &place, row.last + 1, slot, fence ? fence->key : (struct view){ 0 }, deadline_ns, e);
 	if (r)
 		return r;
 	point_reached(POINT_SLOT_PUT);
-	r = record_slot(bundles, &place, &slot, fence, deadline_ns, e);
-	if (r == -ERR_ESTALEEPOCH || r == -EAGAIN)
-		(void)slot_burn(bundles, &slot, deadline_ns,
-				NULL); /* nobody will use it; a rebuild would burn it, too */
+	r = record_slot(bundles, &place, slot, fence, deadline_ns, e);
+	if ((r == -ERR_ESTALEEPOCH || r == -EAGAIN) && !slot_burn(bundles, slot, deadline_ns, NULL))
+		slot->number = 0; /* nobody will use it; a rebuild would burn it, too */
 	if (r)
 		return r;
 	point_reached(POINT_SLOT_OPEN);
-	*ret = slot;
-	slot = (struct slot){ 0 };
 	return 0;
 }
 
@@ -230,6 +243,18 @@ int slot_burn(struct bundles *bundles, const struct slot *slot, uint64_t deadlin
 		return r;
 	/* Folded: burned long ago, whatever was put there since. But only what was published is deleted. */
 	return state == ROOT_FOLDED && found != ROOT_DELETED ? 0 : r;
+}
+
+int slot_give_up(struct bundles *bundles, const struct slot *slot, const struct fence *fence, uint64_t deadline_ns,
+		 struct error *e)
+{
+	CHECK_MAGIC(bundles, BUNDLES_MAGIC);
+	struct place place;
+	int r = place_init(view_str(slot->tenant), view_str(slot->bundle), &place, e);
+
+	if (!r)
+		r = put_slot(bundles, &place, slot, fence ? fence->key : (struct view){ 0 }, deadline_ns, e);
+	return r == BACKEND_EXISTS ? 0 : r ? r : slot_burn(bundles, slot, deadline_ns, e);
 }
 
 int slot_end(struct bundles *bundles, const struct place *place, uint64_t number, const struct row_slot *row,

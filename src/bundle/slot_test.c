@@ -1,4 +1,5 @@
 /* bundle/slot_test.c: slots of dead coordinators: burned, and when. */
+#include "base/point.h"
 #include "bundle/ends_fixture.h"
 
 enum { SAVE_ID = 0x105 };
@@ -131,6 +132,67 @@ static void what_a_save_has_left_goes_with_its_last_slot(struct shelf *shelf, st
 	EXPECT_INT(count_keys(shelf).packs, 2);
 }
 
+static struct nursery opening;
+
+static void stop_at_slot(enum point point)
+{
+	if (point == POINT_SLOT_PUT)
+		nursery_cancel(&opening);
+}
+
+struct opener {
+	struct shelf *shelf;
+	const struct fence *fence;
+	struct slot slot;
+};
+
+static int open_and_stop(void *arg)
+{
+	struct opener *o = arg;
+	struct error e;
+
+	EXPECT_CALL(slot_open(o->shelf->bundles, tenant(), view_str(bundle), SAVE_ID, 0, o->fence, deadline(o->shelf),
+			      &o->slot, &e),
+		    -ECANCELED, &e);
+	return 0;
+}
+
+static void give_up(const struct opener *o, struct error *e)
+{
+	EXPECT_CALL(slot_give_up(o->shelf->bundles, &o->slot, o->fence, deadline(o->shelf), e), 0, e);
+}
+
+/* Its coordinator lives: nobody else would end it. */
+static void a_slot_that_was_being_opened_is_given_up(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct fence fence = { 0 };
+	_cleanup_(buf_fini) struct buf record = { 0 };
+	struct opener opener = { .shelf = shelf, .fence = &fence };
+
+	take_lease(shelf, &fence, &record, 11, 8000);
+	nursery_init(&opening, shelf->bed->env->loop);
+	point_listen(stop_at_slot);
+	EXPECT_INT(fiber_start(&opening, "opener", open_and_stop, &opener), 0);
+	EXPECT_INT(nursery_wait(&opening, deadline(shelf)), 0);
+	point_listen(NULL);
+	nursery_fini(&opening);
+	EXPECT_INT(opener.slot.number, 1);
+	collect(other);
+	EXPECT_INT(root_state(other, 1), ROOT_NONE);
+	give_up(&opener, e);
+	EXPECT_INT(root_state(other, 1), ROOT_BURNED);
+	give_up(&opener, e);
+
+	opener.slot.number = 2; /* as if it had been stopped before it was put: it may come yet */
+	give_up(&opener, e);
+	EXPECT_INT(root_state(other, 2), ROOT_BURNED);
+
+	opener.slot.number = open_slot(other, SAVE_ID + 1, 0, NULL);
+	give_up(&opener, e);
+	EXPECT_INT(root_state(other, 3), ROOT_NONE); /* somebody else's */
+	slot_fini(&opener.slot);
+}
+
 static void what_comes_late_to_a_quiet_bundle_is_swept(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	_cleanup_(save_fini) struct save zombie;
@@ -154,6 +216,7 @@ int main(void)
 		SHELF_STORY(a_slot_that_never_had_a_row_is_burned_in_a_new_bundle_too),
 		SHELF_STORY(a_slot_of_before_a_rebuild_is_burned),
 		SHELF_STORY(what_a_save_has_left_goes_with_its_last_slot),
+		SHELF_STORY(a_slot_that_was_being_opened_is_given_up),
 		SHELF_STORY(what_comes_late_to_a_quiet_bundle_is_swept),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

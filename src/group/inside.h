@@ -451,6 +451,7 @@ int save_publish_begin(struct csave *save, uint64_t deadline_ns, struct error *e
 int save_publish_blocks(struct csave *save, size_t first, size_t last, uint64_t deadline_ns, struct error *e);
 int save_publish_end(struct csave *save, uint64_t deadline_ns, struct error *e);
 void publishing_free(struct publishing *publishing); /* accepts NULL */
+void save_give_up_slot(const struct csave *save);    /* that it was opening when it failed, if any */
 void save_forget_packs(const struct csave *save);    /* of a save that failed: what nobody will ever name is deleted */
 
 /* ---- packs.c: which blocks are written, by which node, in which packs ------------------------------------------------------ */

@@ -161,6 +161,16 @@ static int open_slot(struct csave *save, const struct fence *fence, uint64_t dea
 	return r ? fail_here(save, r, e) : save_keep_slot(save, e);
 }
 
+/* It was stopped while it opened one. What is left of a coordinator whose lease is over is found by others. */
+void save_give_up_slot(const struct csave *save)
+{
+	struct groups *groups = save->group->groups;
+
+	if (save->slot.number && !save->slot_open && !save->group->lost)
+		(void)slot_give_up(groups->bundles, &save->slot, &save->publishing->fence,
+				   env_in_ms(groups->env, SETTLE_MS), NULL);
+}
+
 static int publish(struct csave *save, struct version *version, const struct fence *fence, uint64_t deadline_ns,
 		   struct error *e)
 {

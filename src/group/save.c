@@ -815,6 +815,8 @@ static void save_settle(struct csave *save, int result)
 		(void)error_set(&save->error, result, "%s", error_meaning(result));
 	if (result && result != -ERR_EUNINDEXED && save->slot_open)
 		result = save_give_slot_back(save, result);
+	else if (result)
+		save_give_up_slot(save);
 	if (result == -ERR_ESUPERSEDED)
 		result = save_confirm_drop(save);
 	if (is_overtaken(save, result))
