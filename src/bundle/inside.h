@@ -20,6 +20,7 @@
 #define KEY_BYTES	 448   /* the longest key of ours and its final 0 */
 #define PREFIX_BYTES	 288   /* "t/<tenant>/b/<bundle>/" and its final 0 */
 #define IDLE_MS		 60000 /* a fiber of the background that has nothing to do looks around so often */
+#define COLLECT_ROUND_MS 30000 /* between two rounds of collection in the background */
 #define LIST_PAGE	 1024  /* keys or rows in one answer */
 
 /*
@@ -62,6 +63,7 @@ struct bundles {
 	struct list stirring;	  /* struct stirred: bundles that have changed */
 	unsigned n_stirring;
 	struct map condemned;	      /* by key: struct condemned */
+	uint64_t round_ns;	      /* between two rounds of collection */
 	uint64_t grace_ns;	      /* of what a published version named, condemned so long ago */
 	struct collect_counts counts; /* since the start, for status */
 	struct bundle_walk sweep;

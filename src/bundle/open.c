@@ -27,6 +27,7 @@ int bundles_new(struct env *env, struct cluster *cluster, struct backend *backen
 	map_init(&bundles->condemned);
 	(void)snprintf(bundles->sweep.prefix, sizeof(bundles->sweep.prefix), "t/");
 	bundles->grace_ns = READER_LEASE_MS / 10 * 11 * NS_PER_MS;
+	bundles->round_ns = COLLECT_ROUND_MS * NS_PER_MS;
 	rebuild_serve(bundles);
 	*ret = bundles;
 	return 0;

@@ -22,7 +22,8 @@ struct shelf shelf_open(struct bed *bed, int node)
 	struct shelf shelf = { .bed = bed };
 
 	EXPECT_INT(bundles_new(bed->env, bed->nodes[node].cluster, bed->backend, &shelf.bundles), 0);
-	shelf.bundles->grace_ns = NS_PER_MS; /* instead of a reader's lease */
+	shelf.bundles->grace_ns = NS_PER_MS;	   /* instead of a reader's lease */
+	shelf.bundles->round_ns = 3600 * NS_PER_S; /* what a story collects nobody else does, however long it takes */
 	EXPECT_INT(bundles_start(shelf.bundles), 0);
 	return shelf;
 }

@@ -14,7 +14,6 @@
 
 #define STIRRING_MAX	      1024 /* bundles that wait for their rule; the others are met by the next round */
 #define TEND_MS		      60000
-#define COLLECT_ROUND_MS      30000 /* between two rounds */
 #define COLLECT_LEASE_MS      10000
 #define COLLECT_BUNDLE_MS     60000
 #define COLLECT_DELETES_PER_S 200
@@ -291,7 +290,7 @@ int bundles_collect(struct bundles *bundles, struct view tenant, struct view bun
 static int collect_rounds(void *arg)
 {
 	struct bundles *bundles = arg;
-	int r = fiber_sleep_until(env_in_ms(bundles->env, COLLECT_ROUND_MS));
+	int r = fiber_sleep_until(env_now(bundles->env) + bundles->round_ns);
 
 	while (!r) {
 		struct round round = { .bundles = bundles };
@@ -301,7 +300,7 @@ static int collect_rounds(void *arg)
 		    rows_each(bundles, view_str("b/"), (struct view){ 0 }, visit_row, &round,
 			      env_in_ms(bundles->env, COLLECT_BUNDLE_MS), NULL) == 0)
 			(void)tend_sweep(bundles);
-		r = fiber_sleep_until(env_in_ms(bundles->env, COLLECT_ROUND_MS));
+		r = fiber_sleep_until(env_now(bundles->env) + bundles->round_ns);
 	}
 	return 0;
 }
