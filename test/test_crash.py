@@ -106,7 +106,7 @@ def die(cluster, point, round_, bundle):
     cluster.start(*victims, die_at=f"{point}:{count}")
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(save_step, cluster, bundle, 2, coordinator)
-        job.until(lambda: not all(map(cluster.running, victims)), f"{point} is reached", 10)
+        job.until(lambda: not all(map(cluster.running, victims)), f"{point} is reached")
         reached = [node for node in victims if not cluster.running(node)]
         assert all(cluster.daemons[node].returncode == -9 for node in reached)
         cluster.kill(*victims)

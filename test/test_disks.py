@@ -145,7 +145,7 @@ def test_packs_of_a_save_that_failed_go_at_once(cluster):
     kinds, error, _ = SICKNESSES["full"]
     cluster.sick[1].fail(*kinds, error=error, path=str(cluster.store) + "/")
     assert all(isinstance(result, forebay.Error) and result.code == error for result in save(cluster, bundle, 2, coordinator=0))
-    job.until(lambda: set(packs()) == kept, lambda: f"there is {packs()}", 10)
+    job.until(lambda: set(packs()) == kept, lambda: f"there is {packs()}", 20)  # collection looks each 30 s
     cluster.sick[1].heal()
     assert_reads(cluster, bundle, 1, 1)
 
@@ -194,7 +194,7 @@ def test_a_sick_disk_under_the_index(cluster, sickness):
     assert_reads(cluster, bundle, 1, 1)
     assert all(cluster.running(n) for n in range(2))
     cluster.sick[0].heal()
-    job.until(lambda: can_save_alone(cluster), "a save works again", 20)
+    job.until(lambda: can_save_alone(cluster), "a save works again")
     number, same = job.good(save(cluster, bundle, 3))
     assert number == same and cluster.verify_all()[bundle][-1] == number
 
@@ -209,7 +209,7 @@ def test_what_a_node_with_a_slow_store_has_to_write_is_written_by_the_other(clus
     bundle = job.unique("slow")
     part = 8 << 20
     data = [random.Random(rank).randbytes(part) for rank in range(2)]
-    cluster.sick[1].slow("write", ms=500, path=str(cluster.store) + "/")  # of 256 KiB each: 16 s for its pack
+    cluster.sick[1].slow("write", ms=2000, path=str(cluster.store) + "/")  # of 256 KiB each: 64 s for its pack
     begun = time.monotonic()
 
     def body(group, rank):
@@ -218,7 +218,7 @@ def test_what_a_node_with_a_slow_store_has_to_write_is_written_by_the_other(clus
     stats = job.good(job.ranks(cluster, 2, body))
     took_s = time.monotonic() - begun
     assert [s["slow_nodes"] for s in stats] == [1, 1]
-    assert took_s < 12, took_s
+    assert took_s < 40, took_s
     assert "save.node-slow" in cluster.logs() and "peer=node-1" in cluster.logs()
     assert "slow: node node-1" in cluster.forebay("why", f"{bundle}@1")
     cluster.sick[1].heal()
@@ -233,7 +233,7 @@ def test_why_of_a_save_through_a_slow_store_names_the_storing(cluster):
     bundle, part = job.unique("through"), 12 << 20  # a wave is a quarter of a capture arena of 32 MiB
     data = [random.Random(rank).randbytes(part) for rank in range(2)]
     for control in cluster.sick:
-        control.slow("sync", ms=60, path=f"{cluster.store}/")  # once for each node's pack of a wave
+        control.slow("sync", ms=250, path=f"{cluster.store}/")  # once for each node's pack of a wave
 
     def body(group, rank):
         pieces = [("parts", data[rank], {"shape": (2 * part,), "start": (rank * part,)})]
@@ -246,7 +246,7 @@ def test_why_of_a_save_through_a_slow_store_names_the_storing(cluster):
     at = [station["at_ns"] for station in told["stations"]]
     assert at == sorted(at)
     assert sum(station["took_ns"] for station in told["stations"]) == pytest.approx(told["took_ns"], abs=1e6)
-    assert by_name["packs"]["took_ns"] > 60e6 > by_name["verdict"]["took_ns"], told
+    assert by_name["packs"]["took_ns"] > 250e6 > by_name["verdict"]["took_ns"], told
     assert sum(hop["bytes"] for hop in by_name["packs"]["nodes"]) >= 2 * part
     assert not by_name["verdict"]["nodes"]
 
@@ -372,7 +372,7 @@ def assert_reads_what_it_has(cluster, bundle, step, words):
 
 
 def next_save_works(cluster, bundle, step, coordinator=0):
-    job.until(lambda: can_save_alone(cluster), "a save works again", 20)  # the index is moved once a second at most
+    job.until(lambda: can_save_alone(cluster), "a save works again")  # the index is moved once a second at most
     return job.good(save(cluster, bundle, step, coordinator))[0]
 
 
@@ -402,10 +402,10 @@ def test_a_disk_that_gets_sick_at_a_moment(halting, disk, trouble, end):
         cluster.forebay("verify", f"{bundle}@2", node=1)
     cluster.sick[0].heal()
     if end == "unindexed":
-        job.until(lambda: listed(cluster, bundle) == [1, 2], "it is listed", 20)
+        job.until(lambda: listed(cluster, bundle) == [1, 2], "it is listed")
     number = next_save_works(cluster, bundle, 3)
     assert_serves(cluster, bundle, [1, number] if end == "fails" else [1, 2, number], {1: 1, 2: 2, number: 3})
-    job.until(lambda: not temporaries(cluster), "no temporary is left", 10)
+    job.until(lambda: not temporaries(cluster), "no temporary is left")
 
 
 @pytest.mark.parametrize("halting", ["root-durable"], indirect=True)
@@ -418,7 +418,7 @@ def test_a_sick_index_of_another_node_leaves_a_version_that_a_rebuild_lists(halt
     assert_ended(results, "unindexed", trouble, 2)
     cluster.forebay("status")
     cluster.sick[0].heal()
-    job.until(lambda: can_save_alone(cluster), "the index is written again", 20)
+    job.until(lambda: can_save_alone(cluster), "the index is written again")
     cluster.forebay("meta", "rebuild")
     number = job.good(save(cluster, bundle, 3))[0]
     assert listed(cluster, bundle) == [1, 2, number]
@@ -487,7 +487,7 @@ def test_what_is_captured_becomes_durable_before_a_daemon_ends(own, node, coordi
 
 def test_a_daemon_that_ends_takes_nothing_new_and_says_so(own):
     for control in own.sick:
-        control.slow("write", "sync", ms=60, path=str(own.store) + "/")
+        control.slow("write", "sync", ms=3000, path=str(own.store) + "/")
     with own.connect(1) as other:
         group = other.join("other", run="0", rank=0, size=1)
         saving = Saving(own, 0)
@@ -499,6 +499,8 @@ def test_a_daemon_that_ends_takes_nothing_new_and_says_so(own):
         with own.connect(1) as late, pytest.raises(forebay.Error, match="node-1 shuts down"):
             late.join("late", run="0", rank=0, size=1)
         assert own.running(1)
+        for control in own.sick:
+            control.heal()
     assert saving.end() == [2, 2] or saving.results == [1, 1]
     own.daemons[1].wait(job.LIMIT_S)
     assert own.daemons[1].returncode == 0
@@ -539,12 +541,12 @@ def test_a_daemon_ends_although_its_store_does_not_answer(own):
 
 
 def test_a_second_signal_ends_at_once(own):
-    own.sick[0].slow("sync", ms=200, path=str(own.store) + "/")
+    own.sick[0].slow("sync", ms=job.LIMIT_S * 1000, path=str(own.store) + "/")
     saving = Saving(own, 0)
     own.daemons[0].send_signal(signal.SIGTERM)
     job.until(lambda: "daemon.stopping" in log_of(own, 0), "it drains")
     own.daemons[0].send_signal(signal.SIGTERM)
-    assert own.daemons[0].wait(1) == 128 + signal.SIGTERM
+    assert own.daemons[0].wait(job.LIMIT_S / 3) == 128 + signal.SIGTERM
     own.sick[0].heal()
     own.start(0)  # it has the meta engine, for which a successor waits; its blocks are lost
     assert all(isinstance(result, forebay.Error) for result in saving.end())
@@ -565,7 +567,7 @@ def test_down_waits_for_what_is_captured(make_folder, tmp_path):
     mine = place.Cluster(make_folder() / "c")
     try:
         mine.up(2, env={**mine.environment(), **control.env()})
-        control.slow("sync", ms=50, path="/store/")
+        control.slow("sync", ms=250, path="/store/")
         file = tmp_path / "file"
         file.write_bytes(random.Random(1).randbytes(SHARD))
         put = subprocess.Popen([place.FOREBAY, "put", "a", file], env=mine.environment(), stdout=subprocess.DEVNULL)
