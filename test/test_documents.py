@@ -1,5 +1,6 @@
 """The documents: what they say is compared with the source, and what they tell a reader to type is typed."""
 import errno
+import itertools
 import json
 import os
 import re
@@ -365,9 +366,10 @@ def test_the_tour_can_be_walked(make_folder):
 
 # ---- field-troubles.md ----------------------------------------------------------------------------------------------------------
 
-ENDED = 10  # seconds in which a daemon says why it cannot start
+ENDED = 60  # seconds in which a daemon says why it cannot start
 WARM_SAVES, MORE_SAVES = 25, 25
 GROWTH_BYTES = 8192  # a save, at most
+LAPS = 3  # what leaks grows in each
 
 
 @pytest.mark.parametrize("name", ["field-troubles.md", "edges.md"])
@@ -422,18 +424,28 @@ def state_of(pid: int) -> tuple[int, int, int]:
 
 
 def test_many_saves_leave_no_descriptor_thread_or_memory(running):
-    pids = [*running.pids(), os.getpid()]
+    """Not again and again, that is: somebody may knock at a daemon's doors once, for whom it has a thread for a while."""
+    pids, steps = [*running.pids(), os.getpid()], itertools.count()
     with forebay.connect(str(running.socket())) as fb, fb.join("many", run="1", rank=0, size=1) as group:
-        for step in range(WARM_SAVES + MORE_SAVES):
-            if step == WARM_SAVES:
-                before = [state_of(pid) for pid in pids]
-            with group.save("many", step=step, copies=2) as save:
-                save.add("x", np.full(3000, step))
-            save.durable.wait(60)
-        after = [state_of(pid) for pid in pids]
-    for (files, threads, memory), (files_then, threads_then, memory_then) in zip(before, after):
-        assert (files_then, threads_then) == (files, threads)
-        assert memory_then - memory < GROWTH_BYTES * MORE_SAVES
+
+        def save_some(n: int) -> None:
+            for step in itertools.islice(steps, n):
+                with group.save("many", step=step, copies=2) as save:
+                    save.add("x", np.full(3000, step))
+                save.durable.wait(60)
+
+        def grown() -> list:
+            before = [state_of(pid) for pid in pids]
+            save_some(MORE_SAVES)
+            pairs = zip(before, [state_of(pid) for pid in pids])
+            most = (0, 0, GROWTH_BYTES * MORE_SAVES)
+            return [pair for pair in pairs if any(is_now - was > more for was, is_now, more in zip(*pair, most))]
+
+        save_some(WARM_SAVES)
+        laps = [grown()]
+        while laps[-1] and len(laps) < LAPS:
+            laps.append(grown())
+    assert not laps[-1], laps
 
 
 def test_no_locked_memory_is_needed(cluster, tmp_path):
