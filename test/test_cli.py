@@ -495,7 +495,7 @@ def test_a_file_that_changes_meanwhile_is_named_and_nothing_kept(cluster, tmp_pa
         os.kill(daemon, signal.SIGCONT)
     _, error = put.communicate(timeout=60)
     assert put.returncode == 1 and error.startswith(f"forebay: put: {path}: ") and words in error
-    wait_until(lambda: not bundle_of(cluster, "b"), 10, "nothing of it")
+    wait_until(lambda: not bundle_of(cluster, "b"), 60, "nothing of it")
     (tmp_path / "good").write_text("x")
     cluster.run("put", "b", tmp_path / "good")
     cluster.run("verify", "b")

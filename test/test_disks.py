@@ -487,7 +487,7 @@ def test_what_is_captured_becomes_durable_before_a_daemon_ends(own, node, coordi
 
 def test_a_daemon_that_ends_takes_nothing_new_and_says_so(own):
     for control in own.sick:
-        control.slow("write", "sync", ms=3000, path=str(own.store) + "/")
+        control.slow("write", "sync", ms=job.LIMIT_S * 1000, path=str(own.store) + "/")
     with own.connect(1) as other:
         group = other.join("other", run="0", rank=0, size=1)
         saving = Saving(own, 0)

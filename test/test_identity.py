@@ -11,7 +11,7 @@ from place import ROOT, Cluster, wait_until
 sys.path.insert(0, str(ROOT / "python"))
 import forebay  # noqa: E402
 
-LOOK_LIMIT_S = 20  # for an engine to see that its store is another's: it looks each 2 s
+LOOK_LIMIT_S = 60  # for an engine to see that its store is another's: it looks each 2 s
 
 
 @pytest.fixture

@@ -118,11 +118,23 @@ if LONG:
 def test_a_successor_numbers_versions_in_the_order_of_steps(tmp_path):
     """Two saves are captured when their coordinator dies, which has a slot for the first: it has to be burned before there is another."""
     cluster = job.Cluster(tmp_path / "order", NODES)
-    for node in range(NODES):
-        control = sick.Sick(tmp_path, f"node-{node}")
+    controls = [sick.Sick(tmp_path, f"node-{node}") for node in range(NODES)]
+    for node, control in enumerate(controls):
         cluster.env[node] = control.env(**({"FOREBAY_DIE_AT": "pack-begun"} if node == 1 else {}))
-        control.slow("link", ms=300, path=str(cluster.store))
+
+    def slow(ms):
+        for control in controls:
+            control.slow("link", ms=ms, path=f"{cluster.store}/t/")
+
+    def let_go():
+        for control in controls:
+            control.heal()
+        job.until(lambda: list(cluster.store.glob("t/*/b/order/v/*/slot")), "there is a slot")
+        slow(300)
+
+    captured = threading.Barrier(RANKS, let_go, job.LIMIT_S)
     with cluster:
+        slow(job.LIMIT_S * 1000)  # until both are captured there is no slot
 
         def body(group, rank):
             saves = []
@@ -131,6 +143,7 @@ def test_a_successor_numbers_versions_in_the_order_of_steps(tmp_path):
                     saving.add(f"own/{rank}", random.Random(f"{step} {rank}").randbytes(100_000))
                 saves.append(saving)
                 saving.captured.wait(job.LIMIT_S)
+            captured.wait()
             for saving in saves:
                 saving.durable.wait(job.LIMIT_S)
             return [saving.version for saving in saves]

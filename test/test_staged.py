@@ -1,6 +1,6 @@
 """A job that was restarted opens what its last run has staged, while the store still takes its time.
 
-The store of both nodes is slow: its syncs take SLOW_MS each, so a save is staged long before it is durable.
+The store of both nodes is slow: its syncs take until the test has seen enough, so a save is staged long before it is durable.
 """
 import random
 
@@ -10,7 +10,7 @@ import pytest
 import job
 from test_disks import sick_cluster
 
-SLOW_MS = 2500
+SLOW_MS = job.LIMIT_S * 1000
 SHARD = 300_000
 
 
