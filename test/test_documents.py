@@ -308,7 +308,7 @@ def test_a_promise_without_a_test_is_found_out(name):
 # ---- tour.md --------------------------------------------------------------------------------------------------------------------
 
 TOUR = page("tour.md")
-TOUR_LIMIT_S = 200
+TOUR_LIMIT_S = 800
 END_OF_COMMAND = "\x01"  # no output has it
 
 
