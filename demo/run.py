@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -186,8 +187,10 @@ class Job:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Not one that the kernel gives to connections: it has to be free still when torchrun has started."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20000, 30000))) as server:
+            return server.getsockname()[1]
 
 
 # ---- rates of this machine, for the bounds

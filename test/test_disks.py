@@ -178,7 +178,7 @@ def test_whichever_call_on_the_store_fails_a_save_is_there_or_not(cluster, error
             break
     assert k > 10
     job.good(save(cluster, bundle, step))
-    assert not temporaries(cluster)  # those that could not be removed at once, too
+    job.until(lambda: not temporaries(cluster), "no temporary is left")  # those that could not be removed at once, too
     assert len(cluster.verify_all()[bundle]) == len(durable) + 1
     assert before <= files(cluster)
 
