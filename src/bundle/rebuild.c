@@ -36,7 +36,7 @@
 #include "bundle/inside.h"
 #include "wire/message.h"
 
-#define CLEAR_BATCH 256 /* rows deleted in one transaction */
+#define CLEAR_BYTES (META_REQ_MAX / 4) /* of a transaction that clears rows; one row more fits, too */
 
 /* What a rebuild clears and makes. */
 static const char *const index_prefixes[] = { "b/", "l/", "o/", "s/", "v/", NULL };
@@ -128,14 +128,12 @@ static int find_engine(struct rebuild *r)
 struct clearing {
 	struct rebuild *r;
 	struct meta_req *req;
-	unsigned n;
 };
 
 static int clear_flush(struct clearing *c)
 {
 	_cleanup_(cleanup_meta_req_free) struct meta_req *req = TAKE(c->req);
 
-	c->n = 0;
 	return req ? meta_call_run(cluster_meta(c->r->bundles->cluster), &req, c->r->deadline_ns, c->r->e) : 0;
 }
 
@@ -163,7 +161,7 @@ static int clear_row(void *arg, struct view key, struct view value)
 		failed = put_aside(c->req, key, value);
 	if (failed)
 		return error_set(c->r->e, failed, "cannot make a transaction");
-	return ++c->n == CLEAR_BATCH ? clear_flush(c) : 0;
+	return c->req->in.len >= CLEAR_BYTES ? clear_flush(c) : 0;
 }
 
 static int clear_rows(struct rebuild *r, const char *prefix)

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -271,6 +272,37 @@ static void a_damaged_root_is_named_and_everything_else_is_indexed(struct shelf 
 	EXPECT(strstr((char *)listing.ptr, "ckpt n=2 latest=3\n"));
 }
 
+static void save_with_attributes(struct shelf *shelf, uint64_t seed, size_t bytes)
+{
+	_cleanup_(save_fini) struct save save;
+	_cleanup_(cleanup_mem) char *value = calloc(1, bytes + 1);
+	struct list_buf list = { 0 };
+	struct error e;
+
+	CHECK(value);
+	memset(value, 'a', bytes);
+	const struct elem_attribute attribute = { .key = view_str("config"), .value = view_str(value) };
+	CHECK(elem_attribute_append(&list, &attribute) == 0);
+	save_begin(&save, shelf, "ckpt", seed);
+	buf_fini(&save.version->attributes);
+	save.version->attributes = list.bytes;
+	save_packs(&save);
+	EXPECT_CALL(slot_publish(shelf->bundles, &save.slot, save.version, NULL, deadline(shelf), &e), 0, &e);
+}
+
+/* Their rows are more bytes than one transaction may have. */
+static void versions_with_long_attributes_are_indexed_again(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	enum { VERSIONS = 2 + META_REQ_MAX / 32000 };
+	struct rebuild_counts counts;
+
+	for (uint64_t seed = 1; seed <= VERSIONS; seed++)
+		save_with_attributes(shelf, seed, 32000);
+	rebuild(shelf, &counts);
+	EXPECT_INT(counts.versions, VERSIONS);
+	EXPECT_INT(shelf_compare(other, "ckpt", "latest", VERSIONS), 0);
+}
+
 /* @what of bundle ckpt out of the store, or back. */
 static void move_aside(struct shelf *shelf, const char *what, bool back)
 {
@@ -497,6 +529,7 @@ int main(void)
 		SHELF_STORY(a_node_that_has_not_joined_says_where_to_rebuild),
 		SHELF_STORY(an_index_is_not_rebuilt_from_what_lies_under_the_mount),
 		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
+		SHELF_STORY(versions_with_long_attributes_are_indexed_again),
 		SHELF_STORY(a_version_whose_root_was_away_is_there_when_it_is_back),
 		SHELF_STORY(the_newest_number_is_not_given_again_while_all_of_it_is_away),
 		SHELF_STORY(a_bundle_that_was_away_is_there_when_it_is_back),
