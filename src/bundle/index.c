@@ -118,17 +118,18 @@ static int try_index(struct bundles *bundles, const struct place *place, uint64_
 
 	int r = change_begin(bundles, place, NULL, &change, deadline_ns, e);
 	if (!r)
-		r = root_read(bundles, place, number, &object, deadline_ns, e);
-	if (!r)
 		r = row_read_version(bundles, place, number, &bytes, &row, deadline_ns, e);
 	if (r < 0)
 		return r;
-	*ret = object.state;
 	bool known = r == 0;
 	if (number < change.row.floor) {
 		*ret = ROOT_FOLDED;
 		return forget_folded(bundles, &change, place, number, known, deadline_ns, e);
 	}
+	r = root_read(bundles, place, number, &object, deadline_ns, e);
+	if (r)
+		return r;
+	*ret = object.state;
 	bool published = object.state == ROOT_PUBLISHED;
 	if (object.state == ROOT_NONE || (published && known && row.state == ROW_DYING))
 		return 0; /* not ended yet */

@@ -7,8 +7,9 @@
  * p/, r/, v/; packs are leapt over, numbers below the floor, too.
  *
  * One thing the index knows better than the store: that a version was published whose root is away just now (moved, lost by a file
- * system). Its slot looks like that of a save that came to nothing, and a tombstone there would cost the version. So the rows of versions
- * are put aside under w/, each until its root was seen; what is left of them is in the new index, too, and is named as damage.
+ * system), or cannot be read. Its slot looks like that of a save that came to nothing, and a tombstone there would cost the version. So the
+ * rows of versions are put aside under w/, each until its root was read; what is left of them is in the new index, too, and is named as
+ * damage.
  *
  * A half-made index is a lie: a child without its row does not keep its parent, a label without its row does not keep its version. So from
  * before the first row goes until the index is marked its rows are there for nobody but the fiber that makes them: the engine's node, where
@@ -271,12 +272,10 @@ static int try_keep(struct rebuild *r, const struct place *place, uint64_t numbe
 	return failed ? failed : change_commit(&change, r->deadline_ns, r->e);
 }
 
-/* The root is not there: the row is as it was, but for what a rebuild makes of every one. */
+/* The root is not there, or damaged: the row is as it was, but for what a rebuild makes of every one. */
 static int keep_version(struct rebuild *r, const struct place *place, uint64_t number, struct row_version *row)
 {
-	struct error why = { 0 };
 	int failed = META_CONFLICT;
-	char key[KEY_BYTES];
 
 	row->state = ROW_LIVE;
 	row->mark = 0;
@@ -286,12 +285,29 @@ static int keep_version(struct rebuild *r, const struct place *place, uint64_t n
 		if (!failed)
 			failed = try_keep(r, place, number, row);
 	}
-	if (failed)
-		return failed;
+	return failed;
+}
+
+static void name_missing(struct rebuild *r, const struct place *place, uint64_t number)
+{
+	struct error why = { 0 };
+	char key[KEY_BYTES];
+
 	root_key(place, number, key);
-	failed = error_set(&why, -ERR_EDAMAGED, "%s is not there, and the index had version %" PRIu64 " of %.*s", key,
-			   number, (int)place->bundle.len, (const char *)place->bundle.ptr);
-	return pass_over(r, failed, &why);
+	(void)pass_over(r,
+			error_set(&why, -ERR_EDAMAGED, "%s is not there, and the index had version %" PRIu64 " of %.*s",
+				  key, number, (int)place->bundle.len, (const char *)place->bundle.ptr),
+			&why);
+}
+
+/* A name and the zero byte behind it off @key; empty: there is none. */
+static struct view take_name(struct view *key)
+{
+	const uint8_t *end = key->len ? memchr(key->ptr, 0, key->len) : NULL;
+	struct view name = view_take(key, end ? (size_t)(end - key->ptr) : 0);
+
+	view_take(key, 1);
+	return name;
 }
 
 /* One row that was put aside, and not met since. */
@@ -299,33 +315,29 @@ static int settle_before(void *arg, struct view key, struct view value)
 {
 	struct rebuild *r = arg;
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct error why = { 0 };
 	struct row_version row, now;
 	enum root_state state;
 	struct place place;
 	uint64_t number;
 
 	view_take(&key, strlen(before_prefix));
-	const uint8_t *end = key.len ? memchr(key.ptr, 0, key.len) : NULL;
-	if (!end || row_version_decode(value, &row) != 0)
+	struct view tenant = take_name(&key), bundle = take_name(&key);
+	if (row_version_decode(value, &row) != 0 || number_decode(key, 20, &number) != 0 ||
+	    place_init(tenant, bundle, &place, NULL) != 0)
 		return 0; /* a damaged index */
-	struct view tenant = view_take(&key, (size_t)(end - key.ptr));
-	view_take(&key, 1);
-	end = key.len ? memchr(key.ptr, 0, key.len) : NULL;
-	struct view bundle = view_take(&key, end ? (size_t)(end - key.ptr) : 0);
-	view_take(&key, 1);
-	if (number_decode(key, 20, &number) != 0 || place_init(tenant, bundle, &place, NULL) != 0)
-		return 0;
 
 	int failed = row_read_version(r->bundles, &place, number, &bytes, &now, r->deadline_ns, r->e);
 	if (failed != ROW_ABSENT)
 		return failed;
-	struct error why = { 0 };
 	failed = index_version(r->bundles, &place, number, false, &state, r->deadline_ns, &why);
-	if (failed == -ERR_EDAMAGED) /* it has been named when its key came */
-		return 0;
-	if (failed)
+	if (failed && failed != -ERR_EDAMAGED) /* what is damaged was named when its key came */
 		return error_set(r->e, failed, "%s", why.text);
-	return state == ROOT_NONE ? keep_version(r, &place, number, &row) : 0;
+	if (!failed && state != ROOT_NONE)
+		return 0;
+	if (!failed)
+		name_missing(r, &place, number);
+	return keep_version(r, &place, number, &row);
 }
 
 static int settle_all_before(struct rebuild *r, struct view prefix)

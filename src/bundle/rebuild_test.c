@@ -269,7 +269,7 @@ static void a_damaged_root_is_named_and_everything_else_is_indexed(struct shelf 
 	EXPECT(strstr(e->text, "00000000000000000002/root"));
 	EXPECT_INT(counts.versions, 2);
 	shelf_listing(other, &listing);
-	EXPECT(strstr((char *)listing.ptr, "ckpt n=2 latest=3\n"));
+	EXPECT(strstr((char *)listing.ptr, "ckpt n=3 latest=3\n"));
 }
 
 static void save_with_attributes(struct shelf *shelf, uint64_t seed, size_t bytes)
@@ -352,6 +352,29 @@ static void a_version_whose_root_was_away_is_there_when_it_is_back(struct shelf 
 	move_aside(shelf, root, true);
 	expect_all_three(other);
 	rebuild(shelf, &counts);
+	expect_all_three(other);
+}
+
+/* As whoever mends a disk does: what cannot be read goes first, and something is looked at before the copy is there. */
+static void a_version_whose_root_was_damaged_is_there_when_a_copy_of_it_is_put_back(struct shelf *shelf,
+										    struct shelf *other,
+										    struct error *e)
+{
+	static const char root[] = "ckpt/v/00000000000000000002/root";
+	struct rebuild_counts counts;
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, "ckpt", seed);
+	move_label(shelf, "ckpt", "prod", 1);
+	move_label(shelf, "ckpt", "prod", 2);
+	damage(shelf, "v/00000000000000000002/root");
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	EXPECT_INT(shelf_compare(other, "ckpt", "prod", 2), -ERR_EDAMAGED); /* not what it pointed to before */
+	move_aside(shelf, root, false);
+	expect_kept(other, "ckpt n=3 latest=3\n");
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	move_aside(shelf, root, true);
+	damage(shelf, "v/00000000000000000002/root"); /* the same bit again */
 	expect_all_three(other);
 }
 
@@ -529,6 +552,7 @@ int main(void)
 		SHELF_STORY(a_node_that_has_not_joined_says_where_to_rebuild),
 		SHELF_STORY(an_index_is_not_rebuilt_from_what_lies_under_the_mount),
 		SHELF_STORY(a_damaged_root_is_named_and_everything_else_is_indexed),
+		SHELF_STORY(a_version_whose_root_was_damaged_is_there_when_a_copy_of_it_is_put_back),
 		SHELF_STORY(versions_with_long_attributes_are_indexed_again),
 		SHELF_STORY(a_version_whose_root_was_away_is_there_when_it_is_back),
 		SHELF_STORY(the_newest_number_is_not_given_again_while_all_of_it_is_away),
