@@ -218,8 +218,9 @@ static int await_readers(struct bundles *bundles, const struct place *place, uin
 	}
 }
 
-int delete_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		struct error *e)
+/* 0, BACKEND_EXISTS: the root was missing, and something is there by now. */
+static int put_tombstone(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+			 struct error *e)
 {
 	_cleanup_(root_object_fini) struct root_object object = { 0 };
 	_cleanup_(buf_fini) struct buf body = { 0 }, bytes = { 0 };
@@ -234,11 +235,13 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 				 number);
 	bool indexed = r == 0;
 	if (r >= 0)
-		r = cluster_hold(bundles->cluster, deadline_ns, e);
-	if (!r)
 		r = (indexed ? root_read_known : root_read)(bundles, place, number, &object, deadline_ns, e);
 	bool missing = !r && object.state == ROOT_NONE;
 	if (r || (missing ? !indexed : object.state != ROOT_PUBLISHED))
+		return r;
+	r = cluster_hold(bundles->cluster, deadline_ns,
+			 e); /* only now: one that is missing was looked for for seconds */
+	if (r)
 		return r;
 	struct rec_tombstone rec = { .tenant = place->tenant,
 				     .bundle = place->bundle,
@@ -261,11 +264,22 @@ int delete_root(struct bundles *bundles, const struct place *place, uint64_t num
 	root_key(place, number, key);
 	r = object_put(bundles, key, &head, view_buf(&body), missing, deadline_ns, e);
 	cache_drop(bundles, place, number);
-	if (r == BACKEND_EXISTS)
-		return error_set(e, -EAGAIN, "the root of version %" PRIu64 " was missing, and has come back", number);
 	if (!r)
 		point_reached(POINT_DELETE_TOMBSTONE);
 	return r;
+}
+
+int delete_root(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
+		struct error *e)
+{
+	int r = put_tombstone(bundles, place, number, deadline_ns, e);
+
+	if (r == BACKEND_EXISTS) /* another's tombstone; or the root has come back, and goes */
+		r = put_tombstone(bundles, place, number, deadline_ns, e);
+	return r == BACKEND_EXISTS ?
+		       error_set(e, -EAGAIN, "the root of version %" PRIu64 " is taken, and the store does not show it",
+				 number) :
+		       r;
 }
 
 /* @part is a key from "p/" or "v/" on, as a tombstone names it. */

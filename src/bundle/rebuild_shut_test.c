@@ -451,6 +451,98 @@ static void a_tombstone_that_comes_after_a_rebuild_deletes_late_and_whole(struct
 	}
 }
 
+/* ---- a tombstone where a root is missing ---- */
+
+static void move_root(struct shelf *shelf, bool back)
+{
+	char there[256], away[128];
+
+	snprintf(there, sizeof(there), "%s/store/t/local/b/ckpt%%2Fa%%20b/v/00000000000000000001/root",
+		 shelf->bed->dir);
+	snprintf(away, sizeof(away), "%s/away", shelf->bed->dir);
+	EXPECT_INT(rename(back ? away : there, back ? there : away), 0);
+}
+
+static bool is_tombstone_for_none(const struct backend_req *req)
+{
+	size_t len = strlen(req->key);
+
+	return req->op == BACKEND_PUT && req->if_absent && len > 5 && !strcmp(req->key + len - 5, "/root");
+}
+
+/* Of a root: the first is whether there is one at all. */
+static bool is_another_look(const struct backend_req *req)
+{
+	static int looks;
+	size_t len = strlen(req->key);
+
+	return req->op == BACKEND_GET && len > 5 && !strcmp(req->key + len - 5, "/root") && ++looks == 4;
+}
+
+/* Version 1, which has no root; it comes as far as @what. */
+static void delete_begin_without_root(struct deleting *d, struct shelf *shelf, bool (*what)(const struct backend_req *))
+{
+	shelf_save(shelf, bundle, 1);
+	move_root(shelf, false);
+	hold_next(shelf->bed->backend, what);
+	*d = (struct deleting){ .shelf = shelf, .number = 1, .deadline_ns = deadline(shelf), .result = 1 };
+	nursery_init(&d->nursery, shelf->bed->env->loop);
+	EXPECT_INT(fiber_start(&d->nursery, "delete", run_delete, d), 0);
+	while (!held)
+		EXPECT_INT(fiber_sleep_until(env_in_ms(shelf->bed->env, 1)), 0);
+}
+
+/* Whoever lists a bundle goes on with a deletion that somebody has begun. */
+static void of_two_who_delete_a_version_without_its_root_both_hear_that_it_is_deleted(struct shelf *shelf,
+										      struct shelf *other,
+										      struct error *e)
+{
+	struct deleting d;
+
+	delete_begin_without_root(&d, other, is_tombstone_for_none);
+	look_around(shelf);
+	expect_deleted(shelf, "1");
+	delete_let_go(&d);
+	EXPECT_INT(d.result, 0);
+}
+
+/* It was to go, and goes: nobody hears that it is back, and loses it a moment later. */
+static void a_root_that_comes_back_under_its_deletion_is_deleted(struct shelf *shelf, struct shelf *other,
+								 struct error *e)
+{
+	struct deleting d;
+
+	delete_begin_without_root(&d, other, is_tombstone_for_none);
+	move_root(shelf, true);
+	delete_let_go(&d);
+	EXPECT_INT(d.result, 0);
+	expect_deleted(shelf, "1");
+	EXPECT_INT(count_keys(shelf).packs, 0); /* as its root named them */
+}
+
+static void move_claims(struct shelf *shelf, bool back)
+{
+	char there[128], away[128];
+
+	snprintf(there, sizeof(there), "%s/store/g", shelf->bed->dir);
+	snprintf(away, sizeof(away), "%s/claims", shelf->bed->dir);
+	EXPECT_INT(rename(back ? away : there, back ? there : away), 0);
+}
+
+/* A root that is missing is looked for for seconds. */
+static void a_store_that_goes_while_a_root_is_looked_for_gets_no_tombstone(struct shelf *shelf, struct shelf *other,
+									   struct error *e)
+{
+	struct deleting d;
+
+	delete_begin_without_root(&d, other, is_another_look);
+	move_claims(shelf, false);
+	delete_let_go(&d);
+	move_claims(shelf, true);
+	EXPECT_INT(d.result, -ENODEV);
+	EXPECT_INT(root_state(shelf, 1), ROOT_NONE);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -466,6 +558,9 @@ int main(void)
 		SHELF_STORY(a_root_that_cannot_be_read_keeps_all_packs_before_it),
 		SHELF_STORY(a_tombstone_that_comes_after_a_rebuild_takes_no_pack_of_a_child),
 		SHELF_STORY(a_tombstone_that_comes_after_a_rebuild_deletes_late_and_whole),
+		SHELF_STORY(of_two_who_delete_a_version_without_its_root_both_hear_that_it_is_deleted),
+		SHELF_STORY(a_root_that_comes_back_under_its_deletion_is_deleted),
+		SHELF_STORY(a_store_that_goes_while_a_root_is_looked_for_gets_no_tombstone),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
