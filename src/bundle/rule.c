@@ -5,7 +5,7 @@
  * one looks at one key; and the next who sets a rule puts his under that key, and of the two exactly one wins.
  *
  * In force: the newest keep_last versions stay, every version whose number is divisible by keep_every, every labelled one, and what is
- * read or pinned for the time being. keep_last 0: all stay.
+ * read or pinned for the time being. keep_last 0: all stay. While one of the newest has no root that can be read, all stay, too.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,6 +17,7 @@
 #include "bundle/inside.h"
 
 #define RULE_DELETES_MAX 256 /* at a time: a rule on a long series is applied bit by bit */
+#define RULE_LOOKS_MAX	 16  /* at what it keeps, before it lets something go */
 
 struct rule {
 	uint64_t k, keep_last, keep_every, id;
@@ -277,6 +278,27 @@ static int delete_by_rule(struct bundles *bundles, const struct place *place, ui
 	return r >= 0 ? r : error_set(e, r, "%s", why.code ? why.text : error_meaning(r));
 }
 
+enum { RULE_RESTS = 1 };
+
+/*
+ * The newest are there, as far as a few of them tell. Where one is not, nothing goes: a store that is an older copy lacks just these, and
+ * what can be read would go for what cannot.
+ */
+static int check_kept(struct bundles *bundles, const struct place *place, const struct numbers *live,
+		      uint64_t keep_last, uint64_t deadline_ns, struct error *e)
+{
+	uint64_t n = keep_last < RULE_LOOKS_MAX ? keep_last : RULE_LOOKS_MAX;
+
+	for (size_t i = live->n; i > 0 && live->n - i < n; i--) {
+		_cleanup_(root_object_fini) struct root_object object = { 0 };
+		int r = root_read(bundles, place, live->all[i - 1], &object, deadline_ns, e);
+
+		if (r || object.state == ROOT_NONE)
+			return r ? r : RULE_RESTS;
+	}
+	return 0;
+}
+
 int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret_deleted, uint64_t deadline_ns,
 	       struct error *e)
 {
@@ -294,6 +316,8 @@ int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret
 	if (!r)
 		r = read_numbers(bundles, place, 'l', take_labelled, &labelled, deadline_ns, e);
 	numbers_sort(&labelled);
+	if (!r && live.n > row.keep_last)
+		r = check_kept(bundles, place, &live, row.keep_last, deadline_ns, e);
 	for (size_t i = 0; !r && i + row.keep_last < live.n && deleted < RULE_DELETES_MAX; i++) {
 		uint64_t number = live.all[i];
 
@@ -302,7 +326,7 @@ int rule_apply(struct bundles *bundles, const struct place *place, uint64_t *ret
 		r = delete_by_rule(bundles, place, number, &row, &deleted, &damaged, deadline_ns, e);
 	}
 	*ret_deleted = deleted;
-	if (r == DELETE_NOT_BEGUN) /* another rule has come */
+	if (r > 0) /* another rule has come, or it rests */
 		r = 0;
 	return r || !damaged.code ? r : error_set(e, damaged.code, "%s", damaged.text);
 }

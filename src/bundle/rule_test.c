@@ -154,6 +154,48 @@ static void a_rule_passes_by_a_version_whose_root_is_damaged(struct shelf *shelf
 	expect_numbers(other, "1 4");
 }
 
+/* A store that is a copy lacks the newest ones: what it has would go for what nobody can read. */
+static void a_rule_rests_while_a_version_that_it_keeps_has_no_root(struct shelf *shelf, struct shelf *other,
+								   struct error *e)
+{
+	const struct place at = place();
+	_cleanup_(buf_fini) struct buf root = { 0 };
+	char key[KEY_BYTES];
+	uint64_t deleted;
+
+	for (uint64_t seed = 1; seed <= 4; seed++)
+		shelf_save(shelf, bundle, seed);
+	bundles_stop(shelf->bundles);
+	root_key(&at, 4, key);
+	EXPECT_CALL(backend_read(shelf->bundles->backend, key, RECORD_ROOT_MAX, &root, deadline(shelf), e), 0, e);
+	EXPECT_CALL(object_delete(shelf->bundles, key, deadline(shelf), e), 0, e);
+	EXPECT_CALL(retain(shelf, 1, 0, e), 0, e);
+	EXPECT_CALL(rule_apply(shelf->bundles, &at, &deleted, deadline(shelf), e), 0, e);
+	EXPECT_INT(deleted, 0);
+	EXPECT_CALL(backend_write(shelf->bundles->backend, key, view_buf(&root), true, deadline(shelf), e), 0, e);
+	EXPECT_CALL(rule_apply(shelf->bundles, &at, &deleted, deadline(shelf), e), 0, e);
+	EXPECT_INT(deleted, 3);
+	expect_numbers(other, "4");
+}
+
+static void a_rule_rests_while_a_version_that_it_keeps_has_a_damaged_root(struct shelf *shelf, struct shelf *other,
+									  struct error *e)
+{
+	const struct place at = place();
+	char key[KEY_BYTES];
+	uint64_t deleted;
+
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		shelf_save(shelf, bundle, seed);
+	bundles_stop(shelf->bundles);
+	root_key(&at, 3, key);
+	shelf_flip(shelf, key, 100, 0);
+	EXPECT_CALL(retain(shelf, 1, 0, e), 0, e);
+	EXPECT_CALL(rule_apply(shelf->bundles, &at, &deleted, deadline(shelf), e), -ERR_EDAMAGED, e);
+	EXPECT(strstr(e->text, key));
+	expect_numbers(other, "1 2 3");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -163,6 +205,8 @@ int main(void)
 		SHELF_STORY(the_highest_rule_is_in_force_after_a_rebuild_too),
 		SHELF_STORY(a_rule_cut_at_any_step_is_in_force_or_never_was),
 		SHELF_STORY(a_rule_passes_by_a_version_whose_root_is_damaged),
+		SHELF_STORY(a_rule_rests_while_a_version_that_it_keeps_has_no_root),
+		SHELF_STORY(a_rule_rests_while_a_version_that_it_keeps_has_a_damaged_root),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
