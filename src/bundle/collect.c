@@ -22,6 +22,7 @@
 
 #define CONDEMNED_MAX	  65536u /* remembered at a time, over all bundles; the others wait for a later pass */
 #define HOLD_FRESH_MS	  1000	 /* so long what was seen of the store's owner counts for deletions */
+#define ABSENT_MAX	  1024	 /* roots that are missed, one of a bundle */
 #define FOLD_MIN	  8	 /* tombstones that are worth a floor, in the background */
 #define SCAN_TRIES	  4 /* of a bundle that changes too fast, or is listed late; then a later round looks again */
 #define UNCLEAR_BYTES_MAX 65536u /* of names of a bundle that are told */
@@ -274,21 +275,42 @@ static void note_unclear(void *arg, const char *key)
 		(void)buf_append(keys, key, strlen(key) + 1);
 }
 
+/* What a map says of a root that was missed; never NULL. */
+static char mark_missed, mark_told;
+
+/* All of the bundle's but @but. */
+static void forget_absent(struct collecting *c, const char *but)
+{
+	struct map_slot *next;
+
+	for (struct map_slot *at = map_first(&c->bundles->absent); at; at = next) {
+		struct view key = map_key(at), prefix = view_str(c->place->prefix);
+
+		next = map_next(at);
+		if (key.len > prefix.len && memcmp(key.ptr, prefix.ptr, prefix.len) == 0 &&
+		    !view_equal(key, view_str(but)))
+			(void)map_remove(&c->bundles->absent, key);
+	}
+}
+
 /* Whether the store just shows that root late is known at the second look, which comes seconds later. True: it is missing. */
 static bool is_lost(struct collecting *c)
 {
-	struct bundles *bundles = c->bundles;
+	struct map *absent = &c->bundles->absent;
+	const char *known = map_get(absent, view_str(c->absent));
 
-	if (strcmp(bundles->absent, c->absent) != 0) {
-		(void)snprintf(bundles->absent, sizeof(bundles->absent), "%s", c->absent);
-		bundles->absent_told = false;
+	forget_absent(c, c->absent);
+	if (!known) {
+		if (absent->n < ABSENT_MAX)
+			(void)map_put(absent, view_str(c->absent), &mark_missed);
 		return false;
 	}
-	if (!bundles->absent_told || c->thorough) {
+	if (known != &mark_told || c->thorough) {
 		c->counts.missing++;
 		log_lost(c, 0, c->absent);
 	}
-	bundles->absent_told = true;
+	map_remove(absent, view_str(c->absent));
+	(void)map_put(absent, view_str(c->absent), &mark_told); /* no memory: it is told once more */
 	return true;
 }
 
@@ -328,6 +350,8 @@ int collect_pass(struct collecting *c)
 	index_mend(c->bundles, c->place, c->deadline_ns);
 	for (int i = 0; moved && i < SCAN_TRIES; i++)
 		r = scan_and_judge(c, &moved);
+	if (!moved && r >= 0)
+		forget_absent(c, "");
 	if (!moved || r != COLLECT_AGAIN)
 		return r;
 	return c->absent[0] && is_lost(c) ? 0 : COLLECT_LATER;

@@ -301,6 +301,43 @@ static void a_tombstone_stays_as_long_as_segments_of_its_save(struct shelf *shel
 	EXPECT_INT(scan.lowest, 1);
 }
 
+/* One pass, as a round in the background makes it. */
+static uint64_t missing_in(struct shelf *shelf, const char *name)
+{
+	struct place at;
+	struct error e = { 0 };
+
+	EXPECT_CALL(place_init(tenant(), view_str(name), &at, &e), 0, &e);
+	struct collecting c = { .bundles = shelf->bundles, .place = &at, .deadline_ns = deadline(shelf), .e = &e };
+	EXPECT_INT(collect_pass(&c) >= 0, 1);
+	buf_fini(&c.unclear);
+	return c.counts.missing;
+}
+
+static void lose_root(struct shelf *shelf, const char *name)
+{
+	char key[KEY_BYTES];
+	struct place at;
+	struct error e;
+
+	shelf_save(shelf, name, 1);
+	EXPECT_CALL(place_init(tenant(), view_str(name), &at, &e), 0, &e);
+	root_key(&at, 1, key);
+	EXPECT_CALL(object_delete(shelf->bundles, key, deadline(shelf), &e), 0, &e);
+}
+
+static void roots_that_are_missing_in_two_bundles_are_both_told_once(struct shelf *shelf, struct shelf *other,
+								     struct error *e)
+{
+	bundles_stop(other->bundles);
+	lose_root(shelf, "a");
+	lose_root(shelf, "b");
+	for (uint64_t round = 0; round < 3; round++) {
+		EXPECT_INT(missing_in(other, "a"), round == 1);
+		EXPECT_INT(missing_in(other, "b"), round == 1);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -315,6 +352,7 @@ int main(void)
 		SHELF_STORY(what_only_the_last_pass_understands_is_not_told),
 		SHELF_STORY(a_pack_whose_slot_was_burned_without_its_names_is_swept),
 		SHELF_STORY(an_unknown_pack_stays_unless_its_number_is_below_the_floor),
+		SHELF_STORY(roots_that_are_missing_in_two_bundles_are_both_told_once),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,9 +67,8 @@ struct bundles {
 	uint64_t grace_ns;	      /* of what a published version named, condemned so long ago */
 	struct collect_counts counts; /* since the start, for status */
 	struct bundle_walk sweep;
-	uint64_t sweep_ns;	/* when it goes on */
-	char absent[KEY_BYTES]; /* the root that a collection missed last */
-	bool absent_told;
+	uint64_t sweep_ns; /* when it goes on */
+	struct map absent; /* by key: roots that the last collection of a bundle missed, and whether that was told */
 
 	/* where the engine is */
 	struct nursery rebuilds; /* at most one */

@@ -25,6 +25,7 @@ int bundles_new(struct env *env, struct cluster *cluster, struct backend *backen
 	list_init(&bundles->stirring);
 	waitplace_init(&bundles->stirred);
 	map_init(&bundles->condemned);
+	map_init(&bundles->absent);
 	(void)snprintf(bundles->sweep.prefix, sizeof(bundles->sweep.prefix), "t/");
 	bundles->grace_ns = READER_LEASE_MS / 10 * 11 * NS_PER_MS;
 	bundles->round_ns = COLLECT_ROUND_MS * NS_PER_MS;

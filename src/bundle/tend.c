@@ -81,6 +81,7 @@ void tend_fini(struct bundles *bundles)
 		stirred_free(list_entry(node, struct stirred, link));
 	list_init(&bundles->stirring);
 	condemned_fini(bundles);
+	map_fini(&bundles->absent);
 	bundle_walk_fini(&bundles->sweep);
 }
 
