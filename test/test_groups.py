@@ -145,7 +145,7 @@ def test_a_killed_rank_fails_the_save_on_all_others(cluster, bundle, when):
         for words in failed(ends, "FOREBAY_ERANK"):
             assert "rank 3" in words and "node-3" in words
     assert versions(cluster, bundle) == [1]
-    assert not state_of(cluster, bundle) & {"gathering", "capturing"}
+    job.until(lambda: not state_of(cluster, bundle) & {"gathering", "capturing"}, "every node has heard of its end")
 
 
 def test_a_job_that_is_killed_after_captured_leaves_a_version(cluster, bundle):

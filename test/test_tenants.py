@@ -138,7 +138,7 @@ def test_a_full_pool_is_its_tenants_own_trouble(cluster, red, blue):
 def test_saves_under_way_are_seen_by_their_tenant_alone(cluster, red, blue):
     with Raw(socket_of(cluster, "default")) as raw:
         offered(raw.hello(), "in-flight", 4096)
-        assert [save["bundle"] for save in red.status()["saves"]] == ["in-flight"]
+        job.until(lambda: [save["bundle"] for save in red.status()["saves"]] == ["in-flight"], "it is seen, and those before it have ended")
         assert "in-flight" not in [save["bundle"] for save in blue.status()["saves"]]
 
 
