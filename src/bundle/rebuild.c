@@ -9,7 +9,8 @@
  * One thing the index knows better than the store: that a version was published whose root is away just now (moved, lost by a file
  * system), or cannot be read. Its slot looks like that of a save that came to nothing, and a tombstone there would cost the version. So the
  * rows of versions are put aside under w/, each until its root was read; what is left of them is in the new index, too, and is named as
- * damage.
+ * damage. So with rows of labels, under m/: no move is ever deleted, so one that the index has and the store has not is away, and without it
+ * a rule would delete what that label keeps.
  *
  * A half-made index is a lie: a child without its row does not keep its parent, a label without its row does not keep its version. So from
  * before the first row goes until the index is marked its rows are there for nobody but the fiber that makes them: the engine's node, where
@@ -41,7 +42,7 @@
 
 /* What a rebuild clears and makes. */
 static const char *const index_prefixes[] = { "b/", "l/", "o/", "s/", "v/", NULL };
-static const char versions_prefix[] = "v/", before_prefix[] = "w/";
+static const char before_prefix[] = "w/", labels_before_prefix[] = "m/";
 
 /* A label's moves, as the keys have them, ascending. */
 struct moves {
@@ -138,17 +139,29 @@ static int clear_flush(struct clearing *c)
 	return req ? meta_call_run(cluster_meta(c->r->bundles->cluster), &req, c->r->deadline_ns, c->r->e) : 0;
 }
 
-/* The row of a version. */
-static int put_aside(struct meta_req *req, struct view key, struct view value)
+/* A label's row that a rebuild has made which failed then is not the one of before. */
+static int is_aside(struct rebuild *r, const struct row_key *before)
 {
-	const size_t prefix = strlen(versions_prefix);
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct error missing = { 0 };
+	int failed =
+		meta_get(cluster_meta(r->bundles->cluster), row_key_view(before), &bytes, r->deadline_ns, &missing);
+
+	return failed == -ENOENT ? 0 : failed ? failed : 1;
+}
+
+/* The row of a version or a label. */
+static int put_aside(struct clearing *c, struct view key, struct view value)
+{
+	bool version = key.ptr[0] == 'v', label = key.ptr[0] == 'l';
 	struct row_key before = { .len = key.len };
 
-	if (memcmp(key.ptr, versions_prefix, prefix) != 0)
+	if (!version && !label)
 		return 0;
 	memcpy(before.bytes, key.ptr, key.len);
-	memcpy(before.bytes, before_prefix, prefix);
-	return meta_txn_put(req, row_key_view(&before), value);
+	before.bytes[0] = (uint8_t)(version ? before_prefix[0] : labels_before_prefix[0]);
+	int r = label ? is_aside(c->r, &before) : 0;
+	return r ? (r < 0 ? r : 0) : meta_txn_put(c->req, row_key_view(&before), value);
 }
 
 static int clear_row(void *arg, struct view key, struct view value)
@@ -159,7 +172,7 @@ static int clear_row(void *arg, struct view key, struct view value)
 		c->req = meta_req_new(META_TXN);
 	int failed = c->req ? meta_txn_delete(c->req, key) : -ENOMEM;
 	if (!failed)
-		failed = put_aside(c->req, key, value);
+		failed = put_aside(c, key, value);
 	if (failed)
 		return error_set(c->r->e, failed, "cannot make a transaction");
 	return c->req->in.len >= CLEAR_BYTES ? clear_flush(c) : 0;
@@ -380,6 +393,67 @@ static int take_label_key(struct rebuild *r, struct view rest)
 	return 0;
 }
 
+/* ---- labels that the index of before had ---- */
+
+static int try_keep_label(struct rebuild *r, const struct place *place, struct view label, const struct row_label *row)
+{
+	_cleanup_(change_fini) struct change change = { 0 };
+	const struct row_key key = label_row_key(place, label);
+	int failed = change_begin(r->bundles, place, NULL, &change, r->deadline_ns, r->e);
+
+	if (!failed)
+		failed = change_put_label(&change, &key, row);
+	return failed ? failed : change_commit(&change, r->deadline_ns, r->e);
+}
+
+static int keep_label(struct rebuild *r, const struct place *place, struct view label, const struct row_label *row)
+{
+	struct error why = { 0 };
+	int failed = META_CONFLICT;
+	char key[KEY_BYTES];
+
+	for (int i = 0; failed == META_CONFLICT; i++) {
+		failed = change_again(r->bundles, place, i, r->e);
+		if (!failed)
+			failed = try_keep_label(r, place, label, row);
+	}
+	if (failed)
+		return failed;
+	label_key(place, label, row->move, key);
+	return pass_over(r, error_set(&why, -ERR_EDAMAGED, "%s is not there, and the index had it", key), &why);
+}
+
+/* One row that was put aside: its last move should be in the store. */
+static int settle_label_before(void *arg, struct view key, struct view value)
+{
+	struct rebuild *r = arg;
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_label row, now;
+	struct row_version version;
+	struct place place;
+
+	view_take(&key, strlen(labels_before_prefix));
+	struct view tenant = take_name(&key), bundle = take_name(&key);
+	if (row_label_decode(value, &row) != 0 || label_name_check(key, NULL) != 0 ||
+	    place_init(tenant, bundle, &place, NULL) != 0)
+		return 0; /* a damaged index */
+
+	int failed = row_read_label(r->bundles, &place, key, &now, r->deadline_ns, r->e);
+	if (failed < 0 || (!failed && now.move >= row.move) || !row.move)
+		return failed < 0 ? failed : 0;
+	failed = row.number ? row_read_version(r->bundles, &place, row.number, &bytes, &version, r->deadline_ns, r->e) :
+			      0;
+	if (failed)
+		return failed < 0 ? failed : 0; /* it has been deleted since */
+	row.pending_move = row.pending_number = 0;
+	return keep_label(r, &place, key, &row);
+}
+
+static int settle_all_labels_before(struct rebuild *r, struct view prefix)
+{
+	return rows_each(r->bundles, prefix, (struct view){ 0 }, settle_label_before, r, r->deadline_ns, r->e);
+}
+
 /* ---- a bundle ---- */
 
 /* Before the numbers: nothing below the floor is indexed, and no number below it is given any more. */
@@ -451,11 +525,14 @@ static int finish_bundle(struct rebuild *r)
 	if (!r->in_bundle)
 		return 0;
 	const struct row_key before = rows_prefix(before_prefix[0], &r->place);
+	const struct row_key labels_before = rows_prefix(labels_before_prefix[0], &r->place);
 	int failed = finish_number(r);
 	if (!failed) /* a label may point there */
 		failed = settle_all_before(r, row_key_view(&before));
 	if (!failed)
 		failed = finish_labels(r, &all_labels);
+	if (!failed)
+		failed = settle_all_labels_before(r, row_key_view(&labels_before));
 	if (!failed && r->rule)
 		failed = finish_rule(r, all_labels);
 	if (!failed) {
@@ -554,7 +631,11 @@ static int make_index(struct rebuild *r, uint32_t generation)
 	if (!failed) /* bundles of which the store has nothing */
 		failed = settle_all_before(r, view_str(before_prefix));
 	if (!failed)
+		failed = settle_all_labels_before(r, view_str(labels_before_prefix));
+	if (!failed)
 		failed = clear_rows(r, before_prefix);
+	if (!failed)
+		failed = clear_rows(r, labels_before_prefix);
 	if (!failed)
 		failed = rebuilt_begin(bundles, r->deadline_ns, r->e);
 	return failed ? failed : cluster_mark_generation(bundles->cluster, generation, r->deadline_ns, r->e);

@@ -424,6 +424,25 @@ static void shelve_labelled(struct shelf *shelf, struct error *e)
 	expect_kept(shelf, "ckpt n=3 latest=5\n");
 }
 
+static void a_label_whose_moves_were_away_keeps_its_version(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	struct rebuild_counts counts;
+
+	shelve_labelled(shelf, e);
+	move_label(shelf, "ckpt", "old", 4);
+	move_label(shelf, "ckpt", "old", 0);
+	move_aside(shelf, "ckpt/l", false);
+	EXPECT_CALL(bundles_rebuild(shelf->bundles, deadline(shelf), &counts, e), -ERR_EDAMAGED, e);
+	EXPECT(strstr(e->text, "is not there, and the index had it"));
+	expect_kept(other, "ckpt n=3 latest=5\n");
+	expect_kept(other, "  prod=1\n");
+	move_aside(shelf, "ckpt/l", true);
+	move_label(shelf, "ckpt", "prod", 4); /* its moves go on behind the last */
+	rebuild(shelf, &counts);
+	EXPECT_INT(counts.labels, 1);
+	EXPECT_INT(shelf_compare(other, "ckpt", "prod", 4), 0);
+}
+
 static void expect_all_stay_beside(struct shelf *shelf, struct shelf *other, const char *damaged, struct error *e)
 {
 	struct rebuild_counts counts;
@@ -558,6 +577,7 @@ int main(void)
 		SHELF_STORY(the_newest_number_is_not_given_again_while_all_of_it_is_away),
 		SHELF_STORY(a_bundle_that_was_away_is_there_when_it_is_back),
 		SHELF_STORY(a_version_without_its_root_can_be_deleted),
+		SHELF_STORY(a_label_whose_moves_were_away_keeps_its_version),
 		SHELF_STORY(beside_a_damaged_label_all_versions_stay),
 		SHELF_STORY(beside_a_damaged_rule_all_versions_stay),
 		SHELF_STORY(a_label_set_or_removed_after_a_damaged_one_lets_nothing_go),
