@@ -62,6 +62,7 @@ struct lmdb {
 	struct map leases; /* the batch's: key -> struct lease */
 	size_t sweep_at;   /* the batch's: when there are more, those that have ended are forgotten */
 	int broken;	   /* the batch's: 0, or LMDB's error after which nothing is written to this file any more */
+	int failed; /* the batch's: with what the last commit that failed did so; of a head LMDB says MDB_PANIC from then on */
 	bool stuck; /* the batch's: LMDB was left in the middle of a write: nothing is written until the process ends */
 	uint64_t mended_ns;    /* the batch's: when that was tried last; 0: never */
 	uint64_t told_ns;      /* the batch's: when the log was told last that a write has failed; 0: never */

@@ -268,6 +268,26 @@ static void a_head_that_could_not_be_written_costs_the_file_but_not_the_index(vo
 	disk_heal();
 }
 
+/* Whoever comes second would hear of LMDB's panic alone, and the first may be nobody who tells. */
+static void a_head_that_finds_no_room_is_told_as_such_to_whoever_comes_next(void **state)
+{
+	char words[ERROR_TEXT_MAX];
+	struct meta *meta = open_index();
+
+	assert_int_equal(meta_suite_put(meta, "a", "1"), 0);
+	disk_sicken(DISK_HEADS | DISK_RENAMES, 0, -1, ENOSPC);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(put_with_words(meta, "b", words), -ENOSPC);
+		assert_non_null(strstr(words, below("index")));
+		assert_non_null(strstr(words, strerror(ENOSPC)));
+	}
+	disk_heal();
+	skew_ns += META_MEND_RETRY_MS * NS_PER_MS;
+	assert_int_equal(meta_suite_put(meta, "b", "2"), 0);
+	assert_holds(meta, "a", "1");
+	meta_free(meta);
+}
+
 static void while_the_disk_is_sick_reads_go_on_and_writes_are_refused_in_words(void **state)
 {
 	char words[ERROR_TEXT_MAX];
@@ -361,6 +381,7 @@ int main(void)
 		claim(a_read_only_file_system_is_EROFS),
 		claim(a_file_whose_sync_failed_is_never_believed_again),
 		claim(a_head_that_could_not_be_written_costs_the_file_but_not_the_index),
+		claim(a_head_that_finds_no_room_is_told_as_such_to_whoever_comes_next),
 		claim(while_the_disk_is_sick_reads_go_on_and_writes_are_refused_in_words),
 		claim(whichever_call_of_the_disk_fails_what_was_acknowledged_is_there),
 		claim(a_page_that_the_disk_does_not_give_is_EIO_and_the_process_lives),

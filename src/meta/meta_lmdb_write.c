@@ -333,7 +333,9 @@ static int attempt_run(struct lmdb *l, unsigned from, unsigned to)
 			mdb_txn_abort(a.txn);
 		leases_undo(&l->batch);
 		if (is_fatal(rc, committing))
-			l->broken = rc;
+			l->broken = rc == MDB_PANIC && l->failed ? l->failed : rc;
+		if (committing)
+			l->failed = rc;
 	}
 	l->batch.n_changes = 0;
 	return rc;
