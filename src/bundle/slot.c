@@ -295,8 +295,19 @@ struct settling {
 	struct error *e;
 };
 
+/* A version that has a row was published: if its root is missing now, a tombstone would cost it. */
 static int settle_number(struct settling *s, uint64_t number)
 {
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row;
+	int r = row_read_version(s->bundles, s->place, number, &bytes, &row, s->deadline_ns, s->e);
+
+	if (r < 0)
+		return r;
+	if (r != ROW_ABSENT && row.save_id == s->save_id) {
+		s->number = number;
+		return 0;
+	}
 	_cleanup_(slot_fini) struct slot slot = { .tenant = view_dup(s->place->tenant),
 						  .bundle = view_dup(s->place->bundle),
 						  .number = number,
@@ -304,7 +315,7 @@ static int settle_number(struct settling *s, uint64_t number)
 
 	if (!slot.tenant || !slot.bundle)
 		return no_memory(s->e);
-	int r = slot_burn(s->bundles, &slot, s->deadline_ns, s->e);
+	r = slot_burn(s->bundles, &slot, s->deadline_ns, s->e);
 	if (r == -EEXIST)
 		s->number = number;
 	return r == -EEXIST ? 0 : r;

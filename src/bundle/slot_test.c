@@ -193,6 +193,29 @@ static void a_slot_that_was_being_opened_is_given_up(struct shelf *shelf, struct
 	slot_fini(&opener.slot);
 }
 
+static void a_successor_burns_no_version_whose_root_is_away(struct shelf *shelf, struct shelf *other, struct error *e)
+{
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	const struct place at = place();
+	struct row_version row;
+	char key[KEY_BYTES], root[KEY_BYTES + 128], aside[128];
+	uint64_t number;
+
+	shelf_save(shelf, bundle, 1);
+	EXPECT_CALL(row_read_version(shelf->bundles, &at, 1, &bytes, &row, deadline(shelf), e), 0, e);
+	root_key(&at, 1, key);
+	snprintf(root, sizeof(root), "%s/store/%s", shelf->bed->dir, key);
+	snprintf(aside, sizeof(aside), "%s/aside", shelf->bed->dir);
+	EXPECT_INT(rename(root, aside), 0);
+	EXPECT_CALL(
+		slot_settle(other->bundles, tenant(), view_str(bundle), row.save_id, 1, deadline(other), &number, e), 0,
+		e);
+	EXPECT_INT(number, 1);
+	EXPECT_INT(root_state(other, 1), ROOT_NONE);
+	EXPECT_INT(rename(aside, root), 0);
+	EXPECT_INT(shelf_compare(other, bundle, "1", 1), 0);
+}
+
 static void what_comes_late_to_a_quiet_bundle_is_swept(struct shelf *shelf, struct shelf *other, struct error *e)
 {
 	_cleanup_(save_fini) struct save zombie;
@@ -217,6 +240,7 @@ int main(void)
 		SHELF_STORY(a_slot_of_before_a_rebuild_is_burned),
 		SHELF_STORY(what_a_save_has_left_goes_with_its_last_slot),
 		SHELF_STORY(a_slot_that_was_being_opened_is_given_up),
+		SHELF_STORY(a_successor_burns_no_version_whose_root_is_away),
 		SHELF_STORY(what_comes_late_to_a_quiet_bundle_is_swept),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
