@@ -126,6 +126,54 @@ static void a_pack_that_is_missing_under_a_version_is_an_alarm(struct shelf *she
 	EXPECT_INT(sum.missing, 1);
 }
 
+/* Once, while a scan is at the packs: the roots have been read. */
+struct changing {
+	struct shelf *shelf;
+	uint64_t deletes; /* 0: another version is saved */
+	bool changed;
+};
+
+static void change_bundle(void *arg, const char *key)
+{
+	struct changing *c = arg;
+	struct error e;
+
+	if (c->changed)
+		return;
+	c->changed = true;
+	if (c->deletes)
+		EXPECT_CALL(delete_it(c->shelf, c->deletes, &e), 0, &e);
+	else
+		shelf_save(c->shelf, bundle, 3);
+}
+
+/* To a bundle that is saved to all the time there is no scan without a change; and what is deleted meanwhile was not lost. */
+static void a_pack_that_is_missing_is_an_alarm_in_a_bundle_that_changes_too(struct shelf *shelf, struct shelf *other,
+									    struct error *e)
+{
+	char pack[BACKEND_KEY_MAX + 1], key[KEY_BYTES];
+	const struct place at = place();
+
+	shelf_save(shelf, bundle, 1);
+	shelf_save(shelf, bundle, 2);
+	snprintf(key, sizeof(key), "%sp/-strange", at.prefix);
+	EXPECT_CALL(backend_write(shelf->bed->backend, key, view_str("?"), true, deadline(shelf), e), 0, e);
+	EXPECT_INT(pack_key(tenant(), view_str(bundle), 0xabc001, "n0", 1, pack), 0);
+	EXPECT_CALL(object_delete(shelf->bundles, pack, deadline(shelf), e), 0, e);
+	for (uint64_t deletes = 0; deletes < 2; deletes++) {
+		struct changing changing = { .shelf = shelf, .deletes = deletes };
+		_cleanup_(scan_fini) struct scan scan;
+
+		scan_init(&scan, other->bundles, &at, deadline(shelf), e);
+		scan.unclear = change_bundle;
+		scan.arg = &changing;
+		EXPECT_CALL(scan_run(&scan), 0, e);
+		EXPECT(changing.changed);
+		EXPECT_INT(scan.n_missing, deletes ? 0 : 1);
+		EXPECT(deletes || !strcmp(scan.missing, pack));
+	}
+}
+
 /* Its writer is stopped, and goes on when its slot has been burned and folded: nothing but the pack knows of the save. */
 static void a_pack_that_comes_when_its_slot_is_folded_is_swept(struct shelf *shelf, struct shelf *other,
 							       struct error *e)
@@ -348,6 +396,7 @@ int main(void)
 		SHELF_STORY(foreign_objects_are_told_and_stay),
 		SHELF_STORY(what_is_not_ours_beside_a_root_is_told_and_stays),
 		SHELF_STORY(a_pack_that_is_missing_under_a_version_is_an_alarm),
+		SHELF_STORY(a_pack_that_is_missing_is_an_alarm_in_a_bundle_that_changes_too),
 		SHELF_STORY(a_pack_that_comes_when_its_slot_is_folded_is_swept),
 		SHELF_STORY(what_only_the_last_pass_understands_is_not_told),
 		SHELF_STORY(a_pack_whose_slot_was_burned_without_its_names_is_swept),

@@ -421,10 +421,63 @@ static int take_other_key(void *arg, const char *key, char *after)
 
 /* ---- packs that are missing ---- */
 
+/* 1: version @number lives, and names pack @part; 0. Who deletes it marks its row, and puts a tombstone, before a pack goes. */
+static int names_pack(struct scan *scan, uint64_t number, struct view part)
+{
+	_cleanup_(root_object_fini) struct root_object object = { 0 };
+	_cleanup_(buf_fini) struct buf bytes = { 0 };
+	struct row_version row = { 0 };
+	struct rec_pack pack;
+	int r = row_read_version(scan->bundles, scan->place, number, &bytes, &row, scan->deadline_ns, scan->e);
+
+	if (r < 0 || row.state == ROW_DYING)
+		return r < 0 ? r : 0;
+	r = root_read(scan->bundles, scan->place, number, &object, scan->deadline_ns, scan->e);
+	if (r || object.state != ROOT_PUBLISHED)
+		return r;
+	for (struct list_view packs = object.root.packs; rec_pack_next(&packs, &pack) == 0;)
+		if (view_equal(pack.key, part))
+			return 1;
+	return 0;
+}
+
+/* The same of any version: first of its own save's, which most often is the one. */
+static int is_named_still(struct scan *scan, const char *key, struct view part)
+{
+	uint64_t save_id, number;
+	const struct saved *own = save_of_key(key, &save_id) ? NULL : map_get(&scan->saves, save_view(&save_id));
+	int r = own ? names_pack(scan, own->number, part) : 0;
+
+	for (struct map_slot *at = map_first(&scan->roots); !r && at; at = map_next(at)) {
+		memcpy(&number, map_key(at).ptr, sizeof(number));
+		if (!has_ended(scan, number) && (!own || number != own->number))
+			r = names_pack(scan, number, part);
+	}
+	return r;
+}
+
+/* 1: no list had it, the store does not show it, and a version that lives names it; 0. Only for what is named a late name is waited for. */
+static int is_pack_lost(struct scan *scan, const char *key, struct view part)
+{
+	_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_HEAD, key);
+
+	if (!call)
+		return no_memory(scan->e);
+	for (int i = 0; i < 2; i++) {
+		int r = backend_call_run(scan->bundles->backend, &call, scan->deadline_ns, NULL);
+		if (r != -ENOENT)
+			return r ? error_set(scan->e, r, "cannot look for %s", key) : 0;
+		r = is_named_still(scan, key, part);
+		if (r <= 0)
+			return r;
+		call->known = true; /* it is asked for until it must be shown */
+	}
+	return 1;
+}
+
+/* Also in a bundle that changes all the time: what was deleted meanwhile is told from what was lost by who names it. */
 static int look_for_missing(struct scan *scan)
 {
-	struct row_bundle after;
-
 	for (struct map_slot *at = map_first(&scan->live); at; at = map_next(at)) {
 		struct view part = map_key(at);
 		char key[KEY_BYTES];
@@ -434,22 +487,15 @@ static int look_for_missing(struct scan *scan)
 		if ((size_t)snprintf(key, sizeof(key), "%s%.*s", scan->place->prefix, (int)part.len,
 				     (const char *)part.ptr) >= sizeof(key))
 			continue;
-		_cleanup_(cleanup_backend_call_free) struct backend_call *call = backend_call_new(BACKEND_HEAD, key);
-		if (!call)
-			return no_memory(scan->e);
-		call->known = true; /* a list may be late, a name that is known is asked for until it must be shown */
-		int r = backend_call_run(scan->bundles->backend, &call, scan->deadline_ns, NULL);
-		if (r == -ENOENT) {
+		int r = is_pack_lost(scan, key, part);
+		if (r < 0)
+			return r;
+		if (r) {
 			scan->n_missing++;
 			(void)snprintf(scan->missing, sizeof(scan->missing), "%s", key);
-		} else if (r) {
-			return error_set(scan->e, r, "cannot look for %s", key);
 		}
 	}
-	int r = scan->n_missing ? row_read_bundle(scan->bundles, scan->place, &after, scan->deadline_ns, scan->e) : 0;
-	if (r >= 0 && scan->n_missing && after.changes != scan->row.changes) /* they may have been deleted */
-		scan->n_missing = 0;
-	return r < 0 ? r : 0;
+	return 0;
 }
 
 /* ---- rows ---- */
@@ -623,7 +669,7 @@ int scan_run(struct scan *scan)
 		r = compare_rows(scan);
 	if (!r)
 		r = catch_up(scan);
-	if (!r && !scan->moved && !scan->behind)
+	if (!r && !scan->moved)
 		r = look_for_missing(scan);
 	if (r < 0)
 		return r;
