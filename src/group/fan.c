@@ -51,6 +51,11 @@ static int run_branch(void *arg)
 	struct fan_call *call = branch->call;
 
 	fan_one(fan->groups, fan->type, call, fan->deadline_ns);
+	if (!fan->strict &&
+	    call->result == -ERR_ESTALEEPOCH) { /* of a rebuild this node may have heard by that refusal alone */
+		call->error = (struct error){ 0 };
+		fan_one(fan->groups, fan->type, call, fan->deadline_ns);
+	}
 	if (call->spare && call->result == -ENOENT)
 		call->result = -EHOSTDOWN; /* it was started anew */
 	if ((fan->survives || call->spare) && fan_lost(call))

@@ -220,7 +220,7 @@ bool fan_lost(const struct fan_call *call);
 /* One of them alone, in this fiber; and its failure in words. */
 void fan_one(struct groups *groups, enum msg_type type, struct fan_call *call, uint64_t deadline_ns);
 int fan_failed(const struct fan_call *call, struct error *e);
-/* As fan_out, but a failure does not stop the others and is not one: for telling everybody something. */
+/* As fan_out, but a failure does not stop the others and is not one: for telling everybody something. Who refuses an epoch is told once more. */
 void fan_tell(struct groups *groups, enum msg_type type, struct fan_call *calls, size_t n, uint64_t deadline_ns);
 struct fan_call *fan_new(size_t n);
 void fan_free(struct fan_call *calls, size_t n); /* accepts NULL */

@@ -81,10 +81,7 @@ static size_t list_nodes(const struct csave *save, struct fan_call *calls)
 	return n;
 }
 
-/*
- * Tells those that have not answered yet, or have heard of a rebuild that this node had not: now it has, by their refusal. The first *@left
- * of @calls, in whatever order.
- */
+/* Tells those that have not answered yet: the first *@left of @calls, in whatever order. */
 static void tell_once(struct groups *groups, struct fan_call *calls, size_t *left)
 {
 	size_t silent = 0;
@@ -93,7 +90,7 @@ static void tell_once(struct groups *groups, struct fan_call *calls, size_t *lef
 	for (size_t i = 0; i < *left; i++) {
 		struct fan_call call = calls[i];
 
-		if (call.result != -ETIMEDOUT && call.result != -ERR_ESTALEEPOCH)
+		if (call.result != -ETIMEDOUT)
 			continue;
 		calls[i] = calls[silent];
 		calls[silent++] = call;
