@@ -107,7 +107,7 @@ def test_a_killed_rank_fails_the_save_on_all_others(cluster, bundle, when):
     name = job.unique()
     assert job.good(save_all(cluster, bundle, 1, 3, lambda rank: [("x", noise(9, rank), {"shape": (27,), "start": (9 * rank,)})]))
     (victim,) = processes(cluster, name, bundle, [3], 4, 2)
-    offered = threading.Barrier(4)
+    offered, ended = threading.Barrier(4), threading.Barrier(3)
 
     def body(group, rank):
         if when == "while it captures":
@@ -121,6 +121,7 @@ def test_a_killed_rank_fails_the_save_on_all_others(cluster, bundle, when):
             with pytest.raises(forebay.Error) as caught:
                 stage.wait(LIMIT_S)
             ends.append(caught.value)
+        ended.wait(LIMIT_S)  # nobody is told by another's leaving
         return ends
 
     def kill():
