@@ -22,6 +22,7 @@ import decode
 import job
 
 LONG = bool(os.environ.get("FOREBAY_LONG"))
+ATTEMPTS = 3  # of what is measured, each time on a machine that does other things, too
 ITEM_COUNTS = (10_000, 100_000, 1_000_000) if LONG else (10_000, 100_000)
 VERSIONS = 100_000 if LONG else 1_000
 SAVES = 200 if LONG else 150  # of which the first half fills what is bounded: 64 stories of saves that ended
@@ -132,15 +133,23 @@ def save_and_read(cluster, n, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])  # a rank may offer all that a version may have
 def test_items_in_a_version(tmp_path, ranks):
-    times = {}
-    for n in ITEM_COUNTS:
-        with job.Cluster(tmp_path / f"items-{n}", 2, pool=64 * job.MIB + 256 * n) as cluster:
-            times[n] = save_and_read(cluster, n, ranks)
-    for n, laps in times.items():
-        print(f"{n:8} items: " + ", ".join(f"{name} {lap:.2f} s" for name, lap in laps.items()), f"({SAMPLE} read)")
-    for less, more in zip(ITEM_COUNTS, ITEM_COUNTS[1:]):
-        for name in ("captured", "durable", "opened", "listed"):
-            assert times[more][name] < 25 * max(times[less][name], 0.5), f"{name}: {less} to {more} items"
+    times, steps = {}, [*zip(ITEM_COUNTS, ITEM_COUNTS[1:])]
+    slow = []
+    for attempt in range(ATTEMPTS):
+        for n in ITEM_COUNTS:
+            with job.Cluster(tmp_path / f"items-{n}-{attempt}", 2, pool=64 * job.MIB + 256 * n) as cluster:
+                laps = save_and_read(cluster, n, ranks)
+            print(f"{n:8} items: " + ", ".join(f"{name} {lap:.2f} s" for name, lap in laps.items()), f"({SAMPLE} read)")
+            times[n] = {name: min(lap, times[n][name]) if n in times else lap for name, lap in laps.items()}
+        slow = [
+            f"{name}: {less} to {more} items"
+            for less, more in steps
+            for name in ("captured", "durable", "opened", "listed")
+            if times[more][name] >= 25 * max(times[less][name], 0.5)
+        ]
+        if not slow:
+            break
+    assert not slow, (slow, times)
 
 
 def test_many_boxes_of_one_block_come_as_fast_as_they_are_taken(cluster):
@@ -420,11 +429,18 @@ def test_a_daemon_does_not_grow_with_saves(tmp_path):
             saves(range(SAVES // 2))
             before = [figures(daemon.pid) for daemon in cluster.daemons]
             saves(range(SAVES // 2, SAVES))
-            after = [figures(daemon.pid) for daemon in cluster.daemons]
-    for old, new in zip(before, after):
+
+            def after():
+                return [figures(daemon.pid) for daemon in cluster.daemons]
+
+            def settled():  # one may look after the store just now
+                return all(new[1] <= old[1] and new[2] <= old[2] for old, new in zip(before, after()))
+
+            job.until(settled, lambda: f"descriptors and threads are as many as they were: {before}, {after()}")
+            pairs = list(zip(before, after()))
+    for old, new in pairs:
         saves = SAVES - SAVES // 2
         print(f"{(new[0] - old[0]) / saves:.0f} bytes a save; {old[0] >> 10} to {new[0] >> 10} KiB, descriptors {old[1]} to {new[1]}")
-        assert new[1] <= old[1] and new[2] <= old[2]
         assert new[0] - old[0] < HEAP_NOISE_BYTES + 1024 * saves
 
 
