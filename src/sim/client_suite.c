@@ -98,8 +98,7 @@ static int hand(void *arg)
 		}
 		c->works++;
 		wake_all(&c->place);
-		uint64_t most_ns =
-			world_random(c->h->world, c->h->fickle ? SLOW_ONCE_IN / 10 : SLOW_ONCE_IN) ? WORK_NS : SLOW_NS;
+		uint64_t most_ns = world_random(c->h->world, c->h->fickle ? 2 : SLOW_ONCE_IN) ? WORK_NS : SLOW_NS;
 		r = fiber_sleep_until(env_now(c->env) + world_random(c->h->world, most_ns));
 		bool had_time = !r || world_random(c->h->world, 2);
 		if (had_time &&
