@@ -174,11 +174,13 @@ static int meet_item(struct finding *f, size_t first, size_t end, uint64_t *left
 {
 	const struct version_item *item = &f->version->items[f->wants[first].item];
 	struct meeting_item m = { .finding = f, .item = item, .wants = &f->wants[first] };
+
+	if (!item->n_pieces)
+		return 0;
 	const struct version_piece *pieces = &f->version->pieces[item->first_piece];
 	const struct meet_boxes wanted = { &f->wants[first].box, sizeof(*f->wants), end - first };
 	const struct meet_boxes there = { &pieces->box, sizeof(*pieces), item->n_pieces };
-	int r = item->n_pieces ? meet(&wanted, &there, left, add_hit, &m) : 0;
-
+	int r = meet(&wanted, &there, left, add_hit, &m);
 	if (r != MEET_TOO_LONG)
 		return r;
 	return error_set(f->e, -E2BIG,

@@ -74,6 +74,22 @@ static void a_box_needs_the_blocks_that_its_bytes_lie_in(void **state)
 	done(&version, &wants, &needs);
 }
 
+/* UBSan looks at the pieces that are not there. */
+static void an_item_of_no_bytes_needs_nothing(void **state)
+{
+	struct version_item item = { .name = view_str("x"), .element_bits = 8, .whole = { 2, { 0 }, { 0, 8 } } };
+	const struct version version = { .bundle = "b", .number = 1, .n_items = 1, .items = &item };
+	struct list_buf wants = { 0 };
+	struct needs needs = { 0 };
+	struct error e = { 0 };
+
+	want(&wants, "x", (struct box){ 2, { 0, 0 }, { 0, 8 } });
+	assert_int_equal(needs_find(&version, list_buf_view(&wants), &needs, &e), 0);
+	assert_int_equal(needs.n, 0);
+	list_buf_fini(&wants);
+	needs_fini(&needs);
+}
+
 static void each_of_many_boxes_is_compared_with_few_of_many_pieces(void **state)
 {
 	struct version version = rows(PIECES, 8, 8);
@@ -144,6 +160,7 @@ int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_box_needs_the_blocks_that_its_bytes_lie_in),
+		cmocka_unit_test(an_item_of_no_bytes_needs_nothing),
 		cmocka_unit_test(each_of_many_boxes_is_compared_with_few_of_many_pieces),
 		cmocka_unit_test(many_boxes_at_the_end_of_many_pieces_are_few_steps),
 		cmocka_unit_test(more_needs_than_there_may_be_are_refused),
