@@ -175,6 +175,14 @@ static bool is_unwritable(int r)
 	return r == -ENOSPC || r == -EDQUOT || r == -EROFS;
 }
 
+static int go_on_unclaimed(struct cluster *cluster, struct claim_at held, const struct error *why)
+{
+	logm(LOG_WARN, "cluster.unclaimed", "words=\"%s\"", why->text);
+	cluster->held = held;
+	cluster->claimed = true;
+	return 0;
+}
+
 /* A new life of the engine: @held is the highest claim, and this engine's. */
 static int claim(struct cluster *cluster, const struct mark *mark, struct claim_at held, uint64_t deadline_ns,
 		 struct error *e)
@@ -183,8 +191,15 @@ static int claim(struct cluster *cluster, const struct mark *mark, struct claim_
 	struct error why = { 0 };
 	int r = 0;
 
-	if (claim_compare(held, mark->at)) /* a start that was cut had put it */
+	if (claim_compare(held, mark->at)) { /* a start that was cut had put it: power lost now may take it along */
+		r = claim_put(cluster, held, mark->engine, deadline_ns, &why);
+		if (is_unwritable(r))
+			return go_on_unclaimed(cluster, held, &why);
+		if (r)
+			return error_set(e, r < 0 ? r : -EAGAIN, "%s: %s", claim_name(held).key,
+					 r < 0 ? why.text : "another engine claims the store at this moment");
 		r = mark_write(cluster, held, mark->engine, deadline_ns, e);
+	}
 	if (!r)
 		r = mark_new_token(cluster, token, deadline_ns, e);
 	if (r)
@@ -194,10 +209,9 @@ static int claim(struct cluster *cluster, const struct mark *mark, struct claim_
 	if (r == BACKEND_EXISTS)
 		return error_set(e, -EAGAIN, "another engine claims the store %s at this moment: %s is there",
 				 where(cluster), claim_name(next).key);
-	if (is_unwritable(r)) {
-		logm(LOG_WARN, "cluster.unclaimed", "words=\"%s\"", why.text);
-		next = held;
-	} else if (!r) {
+	if (is_unwritable(r))
+		return go_on_unclaimed(cluster, held, &why);
+	if (!r) {
 		r = mark_write(cluster, next, token, deadline_ns, &why);
 		forget_life(cluster, next, deadline_ns);
 	}

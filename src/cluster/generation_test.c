@@ -459,6 +459,36 @@ static void an_engine_whose_store_cannot_be_written_goes_on_under_the_claim_of_i
 	bed_run(state, unwritable_story);
 }
 
+/* Its object is there, and nobody knows whether it is durable: power lost may take it along. */
+static int unsettled_story(struct bed *bed)
+{
+	static const struct backend_driver driver = { "dir", submit_no_puts, NULL };
+	const unsigned before = unclaimed;
+
+	bed_start(bed, 0);
+	bed_stop(bed, 0);
+	put_row(bed, CLUSTER_ENGINE_KEY, view_str("under way"));
+	put_claim(bed, "g/1.1", 1, 1, "under way");
+	log_setup(LOG_WARN, count_unclaimed, NULL);
+	writable = bed->backend->driver;
+	bed->backend->driver = &driver;
+	no_puts = -ENOSPC;
+	bed_start(bed, 0);
+	EXPECT_INT(unclaimed, before + 1);
+	bed_stop(bed, 0);
+	bed->backend->driver = writable;
+	log_setup(LOG_WARN, NULL, NULL);
+	move_store(bed, "store/g/1.1", "lost");
+	bed_start(bed, 0);
+	EXPECT_INT(cluster_generation(at(bed, 0)), 1);
+	return 0;
+}
+
+static void a_claim_of_a_start_that_was_cut_counts_only_when_it_is_known_to_last(void **state)
+{
+	bed_run(state, unsettled_story);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -477,6 +507,7 @@ int main(void)
 		TEST(an_engine_s_next_life_and_its_own_rebuild_are_no_others),
 		TEST(a_store_that_is_not_mounted_any_more_is_neither_published_to_nor_deleted_from),
 		TEST_NEW(an_engine_whose_store_cannot_be_written_goes_on_under_the_claim_of_its_last_life),
+		TEST_NEW(a_claim_of_a_start_that_was_cut_counts_only_when_it_is_known_to_last),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
