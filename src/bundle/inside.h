@@ -242,8 +242,8 @@ int row_read_bundle(struct bundles *bundles, const struct place *place, struct r
 		    struct error *e);
 int row_read_version(struct bundles *bundles, const struct place *place, uint64_t number, struct buf *bytes,
 		     struct row_version *ret, uint64_t deadline_ns, struct error *e);
-int row_read_before(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		    struct error *e); /* whether it is there */
+/* Whether there is one: 0 or ROW_ABSENT. */
+int row_find(struct bundles *bundles, const struct row_key *key, uint64_t deadline_ns, struct error *e);
 int row_read_label(struct bundles *bundles, const struct place *place, struct view label, struct row_label *ret,
 		   uint64_t deadline_ns, struct error *e);
 

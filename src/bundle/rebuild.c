@@ -139,18 +139,7 @@ static int clear_flush(struct clearing *c)
 	return req ? meta_call_run(cluster_meta(c->r->bundles->cluster), &req, c->r->deadline_ns, c->r->e) : 0;
 }
 
-/* A label's row that a rebuild has made which failed then is not the one of before. */
-static int is_aside(struct rebuild *r, const struct row_key *before)
-{
-	_cleanup_(buf_fini) struct buf bytes = { 0 };
-	struct error missing = { 0 };
-	int failed =
-		meta_get(cluster_meta(r->bundles->cluster), row_key_view(before), &bytes, r->deadline_ns, &missing);
-
-	return failed == -ENOENT ? 0 : failed ? failed : 1;
-}
-
-/* The row of a version or a label. */
+/* The row of a version or a label. A label's that a rebuild has made which failed then is not the one of before. */
 static int put_aside(struct clearing *c, struct view key, struct view value)
 {
 	bool version = key.ptr[0] == 'v', label = key.ptr[0] == 'l';
@@ -160,8 +149,8 @@ static int put_aside(struct clearing *c, struct view key, struct view value)
 		return 0;
 	memcpy(before.bytes, key.ptr, key.len);
 	before.bytes[0] = (uint8_t)(version ? before_prefix[0] : labels_before_prefix[0]);
-	int r = label ? is_aside(c->r, &before) : 0;
-	return r ? (r < 0 ? r : 0) : meta_txn_put(c->req, row_key_view(&before), value);
+	int failed = label ? row_find(c->r->bundles, &before, c->r->deadline_ns, NULL) : ROW_ABSENT;
+	return failed == ROW_ABSENT ? meta_txn_put(c->req, row_key_view(&before), value) : failed;
 }
 
 static int clear_row(void *arg, struct view key, struct view value)
@@ -233,8 +222,9 @@ static int finish_number(struct rebuild *r)
 		r->number = 0; /* segments alone: of a save that never came to publish */
 		return 0;
 	}
+	const struct row_key before = before_row_key(&r->place, r->number);
 	if (!r->has_root)
-		failed = row_read_before(r->bundles, &r->place, r->number, r->deadline_ns, &why);
+		failed = row_find(r->bundles, &before, r->deadline_ns, &why);
 	if (failed == ROW_ABSENT)
 		failed = burn_open_slot(r, &why);
 	if (!failed)

@@ -60,13 +60,11 @@ int row_read_version(struct bundles *bundles, const struct place *place, uint64_
 	return r;
 }
 
-int row_read_before(struct bundles *bundles, const struct place *place, uint64_t number, uint64_t deadline_ns,
-		    struct error *e)
+int row_find(struct bundles *bundles, const struct row_key *key, uint64_t deadline_ns, struct error *e)
 {
 	_cleanup_(buf_fini) struct buf bytes = { 0 };
-	const struct row_key key = before_row_key(place, number);
 
-	return read_row(bundles, &key, &bytes, deadline_ns, e);
+	return read_row(bundles, key, &bytes, deadline_ns, e);
 }
 
 int row_read_label(struct bundles *bundles, const struct place *place, struct view label, struct row_label *ret,
